@@ -1,0 +1,1 @@
+"""Domains of tasks: data, environment, verifier."""

@@ -1,0 +1,1 @@
+"""The event log and what writes to it: backends, the recorder, importers."""

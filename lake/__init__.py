@@ -1,0 +1,1 @@
+"""Delta tables: open, commit, read, tail, SQL."""

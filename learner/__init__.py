@@ -1,0 +1,1 @@
+"""From the lake to a better policy."""

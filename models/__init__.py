@@ -1,0 +1,1 @@
+"""What actor and learner share: the tiny transformer, its tokens and its checkpoints."""

@@ -1,0 +1,1 @@
+"""Beam pipelines: from the log to the tables."""

@@ -1,0 +1,1 @@
+"""The quality gate: named rules over candidate rows."""

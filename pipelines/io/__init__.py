@@ -1,0 +1,1 @@
+"""Delta source and sink for Beam."""

@@ -1,0 +1,1 @@
+"""Actors: from a task and a policy to events."""

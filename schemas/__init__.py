@@ -1,0 +1,1 @@
+"""Event types, table schemas, records and configuration; no I/O and no heavy library."""

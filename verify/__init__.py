@@ -1,0 +1,1 @@
+"""Verifiers: from a finished attempt to a verdict."""
