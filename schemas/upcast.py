@@ -21,7 +21,8 @@ def upcast_mapping(
 ) -> dict[str, Any]:
     """Walk a body's mapping from `version` up to `target`; a type without an upcast is left as it is."""
     for step in range(version, target):
-        body = upcasts.get((type_name, step), lambda mapping: mapping)(body)
+        upcast = upcasts.get((type_name, step))
+        body = upcast(body) if upcast else body
     return body
 
 
