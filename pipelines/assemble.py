@@ -1,0 +1,311 @@
+"""From records of `events` to candidate rows of every projection. Pure but for the history it asks for.
+
+One call takes the records of an offset range of one partition. What it gives depends on the log alone, not on where
+ranges begin and end: a decision about a record is made at one record (see `pipelines.machine`), and what lies before
+the range is looked up where a decision needs it. Candidates then go through `pipelines.sift`, the quality gate.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
+
+import pyarrow as pa
+from msgspec import Struct
+
+from pipelines.machine import (
+    AttemptQuarantined,
+    Decision,
+    Duplicates,
+    LogEvent,
+    RecordAccepted,
+    RecordQuarantined,
+    Settled,
+    SettlingMachine,
+    misplaced,
+)
+from pipelines.rows import (
+    Columns,
+    Row,
+    reference_violations,
+    split_steps,
+    step_rows,
+    stream_row,
+    to_json,
+    trajectory_row,
+)
+from schemas.events import Envelope, VerificationAbandoned
+from schemas.tables import PROJECTIONS, TABLES
+from schemas.wire import WireError, decode_body, decode_envelope, decode_record
+
+RECORD_COLUMNS = ["offset", "type", "trajectory_id", "stream", "seq", "envelope_sha256", "is_closing", "value"]
+"""Columns of `events` that an assembly reads."""
+
+CHECK_FIELDS = (pa.field("_check_prefix_ok", pa.bool_()), pa.field("_check_mask_ok", pa.bool_()))
+"""What only the gate sees of a step."""
+
+_TRAJECTORIES_PER_LOOKUP = 4096
+
+
+class History(Protocol):
+    """Looks at records of the same partition before the range."""
+
+    def closed(self, trajectory_ids: Sequence[str]) -> set[str]:
+        """Those with a record of a closing type."""
+
+    def of(self, trajectory_ids: Sequence[str]) -> pa.Table:
+        """All their records (`RECORD_COLUMNS`), by offset."""
+
+    def seen(self, streams: Mapping[str, tuple[int, int]]) -> set[tuple[str, int]]:
+        """Identities of run-level records, for streams with their (lowest, highest) seq asked for."""
+
+
+class Candidates:
+    """Rows before the gate, with the count of records by outcome."""
+
+    def __init__(self, log_id: str, partition: int) -> None:
+        self.log_id = log_id
+        self.partition = partition
+        self.columns = {name: Columns(TABLES[name], CHECK_FIELDS if name == "steps" else ()) for name in PROJECTIONS}
+        self.num_records = 0
+        self.num_bytes = 0
+        self.accepted = 0
+        self.quarantined = 0
+        self.duplicates = 0
+
+    def add(self, table: str, row: Row) -> None:
+        """Add a row at a place in the log."""
+        row["log_id"] = self.log_id
+        row["partition"] = self.partition
+        self.columns[table].add(row)
+
+    def quarantine(self, num_events: int, row: Row) -> None:
+        """Add a row of `quarantine` that covers `num_events` records."""
+        self.quarantined += num_events
+        self.add("quarantine", {"other_rules": [], **row, "num_events": num_events})
+
+
+def assemble(log_id: str, partition: int, records: pa.Table, history: History) -> Candidates:
+    """Decide about every record of a range.
+
+    Args:
+        log_id: The log.
+        partition: The partition.
+        records: Rows of `events` (`RECORD_COLUMNS`) of the range, by offset.
+        history: Looks before the range.
+    """
+    candidates = Candidates(log_id, partition)
+    candidates.num_records = records.num_rows
+    candidates.num_bytes = records.column("value").nbytes
+    by_trajectory: dict[str, list[_Raw]] = {}
+    run_level: list[_Raw] = []
+    for raw in _raws(records):
+        if raw.type is None:
+            _quarantine_undecodable(candidates, raw)
+        elif raw.trajectory_id is None:
+            run_level.append(raw)
+        else:
+            by_trajectory.setdefault(raw.trajectory_id, []).append(raw)
+    _assemble_run_level(candidates, run_level, history)
+    deciding, waiting = _split_by_need(by_trajectory, history)
+    for trajectory_id in waiting:
+        for raw in by_trajectory[trajectory_id]:
+            _decode_or_quarantine(candidates, raw)
+    for trajectory_id, earlier in _with_history(sorted(deciding), history):
+        _assemble_trajectory(candidates, earlier, by_trajectory.pop(trajectory_id))
+    return candidates
+
+
+class _Raw(Struct, frozen=True):
+    """A row of `events`, its bytes not yet decoded; fields in the order of `RECORD_COLUMNS`."""
+
+    offset: int
+    type: str | None
+    trajectory_id: str | None
+    stream: str
+    seq: int
+    envelope_sha256: bytes
+    is_closing: bool
+    value: bytes
+
+    def decode(self) -> LogEvent:
+        """Decode and check what one record alone can show.
+
+        Raises:
+            WireError: with the rule that it breaks.
+        """
+        record = decode_record(self.value)
+        envelope = decode_envelope(record.envelope)
+        why = misplaced(envelope)
+        if why is not None:
+            raise WireError("bad_stream", why)
+        return LogEvent(self.offset, envelope, self.envelope_sha256, decode_body(envelope, record))
+
+
+def _raws(records: pa.Table) -> Iterator[_Raw]:
+    columns = [records.column(name).to_pylist() for name in RECORD_COLUMNS]
+    return map(_Raw, *columns)
+
+
+def _split_by_need(by_trajectory: Mapping[str, list[_Raw]], history: History) -> tuple[set[str], list[str]]:
+    """(trajectories about which something is decided here, those that merely go on)."""
+    deciding = {
+        trajectory_id
+        for trajectory_id, raws in by_trajectory.items()
+        if any(raw.is_closing or not raw.stream.startswith(f"{trajectory_id}/") for raw in raws)
+    }
+    going_on = [trajectory_id for trajectory_id in by_trajectory if trajectory_id not in deciding]
+    deciding |= history.closed(going_on) if going_on else set()
+    return deciding, [trajectory_id for trajectory_id in going_on if trajectory_id not in deciding]
+
+
+def _with_history(trajectory_ids: Iterable[str], history: History) -> Iterator[tuple[str, list[_Raw]]]:
+    """Each trajectory with its records before the range; looked up many at a time, held a batch at a time."""
+    rest = iter(trajectory_ids)
+    while batch := list(islice(rest, _TRAJECTORIES_PER_LOOKUP)):
+        earlier: dict[str, list[_Raw]] = {}
+        for raw in _raws(history.of(batch)):
+            assert raw.trajectory_id is not None, "looked up by trajectory"
+            earlier.setdefault(raw.trajectory_id, []).append(raw)
+        for trajectory_id in batch:
+            yield trajectory_id, earlier.pop(trajectory_id, [])
+
+
+def replay(raws: Iterable[_Raw]) -> SettlingMachine:
+    """A machine fed with records whose decisions were made before."""
+    machine = SettlingMachine()
+    for raw in raws:
+        try:
+            machine.feed(raw.decode())
+        except WireError:
+            continue  # was quarantined by itself, at its own offset
+    return machine
+
+
+def machines(records: pa.Table) -> Iterator[tuple[str, SettlingMachine]]:
+    """(trajectory id, its machine) for whole histories, e.g. to see which attempts wait for their score."""
+    by_trajectory: dict[str, list[_Raw]] = {}
+    for raw in _raws(records):
+        if raw.trajectory_id is not None:
+            by_trajectory.setdefault(raw.trajectory_id, []).append(raw)
+    for trajectory_id, raws in by_trajectory.items():
+        yield trajectory_id, replay(raws)
+
+
+def _assemble_trajectory(candidates: Candidates, earlier: list[_Raw], raws: list[_Raw]) -> None:
+    machine = replay(earlier)
+    for raw in raws:
+        event = _decode_or_quarantine(candidates, raw)
+        for decision in machine.feed(event) if event else ():
+            _apply(candidates, decision)
+
+
+def _assemble_run_level(candidates: Candidates, raws: list[_Raw], history: History) -> None:
+    asked: dict[str, tuple[int, int]] = {}
+    for raw in raws:
+        low, high = asked.get(raw.stream, (raw.seq, raw.seq))
+        asked[raw.stream] = min(low, raw.seq), max(high, raw.seq)
+    seen = history.seen(asked) if asked else set()
+    for raw in raws:
+        event = _decode_or_quarantine(candidates, raw)
+        if event is None:
+            continue
+        identity = (raw.stream, raw.seq)
+        _apply(candidates, Duplicates(1) if identity in seen else RecordAccepted(event))
+        seen.add(identity)
+
+
+def _decode_or_quarantine(candidates: Candidates, raw: _Raw) -> LogEvent | None:
+    try:
+        return raw.decode()
+    except WireError as error:
+        row = {"rule": error.rule, "reason": str(error), "type": raw.type, "offset": raw.offset}
+        envelope = decode_envelope(decode_record(raw.value).envelope)
+        candidates.quarantine(1, {**row, **_subject(envelope), "scope": "record", "first_offset": raw.offset})
+        return None
+
+
+def _quarantine_undecodable(candidates: Candidates, raw: _Raw) -> None:
+    try:
+        decode_envelope(decode_record(raw.value).envelope)
+        rule, reason = "undecodable", "the ingesting version could not decode it"
+    except WireError as error:
+        rule, reason = error.rule, str(error)
+    row = {"rule": rule, "reason": reason, "scope": "record", "offset": raw.offset, "first_offset": raw.offset}
+    candidates.quarantine(1, row)
+
+
+def _subject(envelope: Envelope) -> Row:
+    return {
+        "trajectory_id": envelope.trajectory_id,
+        "run_id": envelope.run_id,
+        "attempt": envelope.attempt,
+        "type": envelope.type,
+    }
+
+
+def _apply(candidates: Candidates, decision: Decision) -> None:
+    match decision:
+        case Duplicates(count):
+            candidates.duplicates += count
+        case RecordAccepted(event):
+            table, row = stream_row(event)
+            candidates.accepted += 1
+            candidates.add(table, row)
+        case RecordQuarantined(event, rule, reason):
+            row = {**_subject(event.envelope), "rule": rule, "reason": reason, "scope": "record"}
+            candidates.quarantine(1, {**row, "offset": event.offset, "first_offset": event.offset})
+        case AttemptQuarantined(event, attempt, rule, reason, num_events, first_offset):
+            row = {**_subject(event.envelope), "attempt": attempt, "rule": rule, "reason": reason, "scope": "attempt"}
+            candidates.quarantine(num_events, {**row, "offset": event.offset, "first_offset": first_offset})
+        case Settled():
+            _settle(candidates, decision)
+
+
+def _settle(candidates: Candidates, settled: Settled) -> None:
+    violations = list(settled.violations)
+    if violations:
+        _quarantine_settled(candidates, settled, violations, None)
+        return
+    steps = split_steps(settled.events)
+    started = settled.events[0].body
+    envelope = settled.events[0].envelope
+    common = {
+        "trajectory_id": envelope.trajectory_id,
+        "run_id": envelope.run_id,
+        "attempt": settled.attempt,
+        "offset": settled.at.offset,
+        "group_id": getattr(started, "group_id", None),
+        "split": getattr(started, "split", None),
+        "domain": getattr(started, "domain", None),
+    }
+    rows = step_rows(steps, common)
+    policies = {step.call.policy_id for step in steps if step.call.role == "policy"}
+    trajectory = trajectory_row(settled, rows, policies)
+    violations = reference_violations(settled.events)
+    if isinstance(settled.verdict, VerificationAbandoned):
+        violations.append(("unscored_infra", f"{settled.verdict.verifier_id}: {settled.verdict.reason}"))
+    if violations:
+        _quarantine_settled(candidates, settled, violations, trajectory)
+        return
+    candidates.accepted += settled.num_events
+    candidates.add("trajectories", trajectory)
+    for row in rows:
+        candidates.add("steps", row)
+
+
+def _quarantine_settled(
+    candidates: Candidates, settled: Settled, violations: list[tuple[str, str]], trajectory: Row | None
+) -> None:
+    (rule, reason), *others = violations
+    row = {
+        **_subject(settled.at.envelope),
+        "attempt": settled.attempt,
+        "rule": rule,
+        "reason": reason,
+        "other_rules": [name for name, _ in others],
+        "scope": "trajectory",
+        "offset": settled.at.offset,
+        "first_offset": settled.first_offset,
+        "row": to_json(trajectory),
+    }
+    candidates.quarantine(settled.num_events, row)
