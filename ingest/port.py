@@ -19,11 +19,23 @@ class LogError(Exception):
 
 
 class LogUnavailableError(LogError):
-    """The log can't be reached or is locked; a later try may work."""
+    """The log can't be reached, is locked or has no space left; a later try may work."""
 
 
 class LogNotFoundError(LogError):
     """There is no log at the URL; `trajlake init` creates one."""
+
+
+class LogExistsError(LogError):
+    """There already is a log at the URL; it is left as it is."""
+
+
+class LogFormatError(LogError):
+    """What is at the URL is no log, a damaged one, or one of another version of trajlake."""
+
+
+class OffsetTruncatedError(LogError):
+    """A read begins before the first retained offset: its records are gone, which must not look like a hole."""
 
 
 class RecordTooLargeError(LogError):
@@ -62,6 +74,9 @@ class EventLog(Protocol):
         """Records with start ≤ offset < end, in order, as batches (`RECORD_SCHEMA`) of about `max_bytes` at most.
 
         Offsets may have holes. A batch holds at least one record, whatever its size.
+
+        Raises:
+            OffsetTruncatedError: `start`, or a later offset still to be read, lies below the first retained one.
         """
 
     def truncate_before(self, partition: int, offset: int) -> None:
