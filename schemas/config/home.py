@@ -18,5 +18,5 @@ class HomeConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """URL of the content-addressed blob store. Default: `blobs` in the home folder."""
     checkpoints: Url | None = None
     """URL of the folder for published policies. Default: `checkpoints` in the home folder."""
-    partitions: Annotated[int, Meta(ge=1, le=1024)] = 4
+    partitions: Annotated[int, Meta(ge=1, le=64)] = 2
     """Partitions of a log that `trajlake init` creates; fixed from then on."""

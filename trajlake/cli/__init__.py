@@ -1,0 +1,27 @@
+"""The `trajlake` command: one thin module per command, no logic of its own.
+
+Modules here import only typer at import time, so that `trajlake --help` is instant; the heavy libraries come in once
+the arguments have been understood. Exit codes: 0 done, 1 a finding, a failed check or a failure on the way, 2 wrong
+use, 130 interrupted.
+"""
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from trajlake.cli.app import app  # noqa: PLC0415 - inside the guard: Ctrl-C while importing ends cleanly too
+
+    app()
+
+
+def _run() -> None:
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    _run()
