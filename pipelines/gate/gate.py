@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipelines.gate.frame import check_frame
 from pipelines.gate.rules import RULES, Rule, rules_for
-from pipelines.gate.suites import row_suite_for, suite_for
+from pipelines.gate.suites import load_great_expectations, row_suite_for, suite_for
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,7 @@ class Gate:
 
 
 def _new_batch_definition() -> "BatchDefinition[Any]":
-    import great_expectations as gx  # noqa: PLC0415 - takes seconds
+    gx = load_great_expectations()
     from great_expectations.data_context.types.base import ProgressBarsConfig  # noqa: PLC0415 - takes seconds
 
     context = gx.get_context(mode="ephemeral")

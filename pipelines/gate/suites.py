@@ -5,7 +5,9 @@ Two forms of the same rules. The suite of a table uses column aggregates (the la
 `docs/design/quality-gate.md` has the figures behind that.
 """
 
+import warnings
 from collections.abc import Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pipelines.gate.rules import Rule, rules_for
@@ -14,8 +16,17 @@ if TYPE_CHECKING:
     from great_expectations.core import ExpectationSuite
 
 
+def load_great_expectations() -> ModuleType:
+    """Import Great Expectations. It takes seconds and warns of deprecations that are not ours to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import great_expectations  # noqa: PLC0415 - takes seconds
+    return great_expectations
+
+
 def suite_for(table: str) -> "ExpectationSuite":
     """The table's suite: one aggregate expectation per content rule, its name in `meta["rule"]`."""
+    load_great_expectations()
     from great_expectations.core import ExpectationSuite  # noqa: PLC0415 - takes seconds
     from great_expectations.expectations.core.expect_column_max_to_be_between import ExpectColumnMaxToBeBetween  # noqa: PLC0415 - takes seconds
 
@@ -27,6 +38,7 @@ def suite_for(table: str) -> "ExpectationSuite":
 
 def row_suite_for(table: str, rules: Iterable[Rule]) -> "ExpectationSuite":
     """Row-wise expectations for some rules of a table, for the indices of the rows that break them."""
+    load_great_expectations()
     from great_expectations.core import ExpectationSuite  # noqa: PLC0415 - takes seconds
     from great_expectations.expectations.core.expect_column_values_to_be_between import ExpectColumnValuesToBeBetween  # noqa: PLC0415 - takes seconds
 
