@@ -22,6 +22,10 @@ class SandboxPathError(SandboxError):
     """A path leaves the workspace or is not a regular file."""
 
 
+class WorkspaceLimitError(SandboxError):
+    """The workspace is too large or too deep to be taken out: the doing of the code in it, not of the sandbox."""
+
+
 class Process(Protocol):
     """A long-running command in a sandbox."""
 
