@@ -1,0 +1,290 @@
+"""The recorder's writer thread: chains events, and appends those of many streams in one commit.
+
+Sequence numbers and the hash chain are made here and not where events are recorded, because a Ctrl-C can hit the
+recording thread between any two steps, and this thread never: an event is either queued or it is not. For the same
+reason nothing here waits on a `threading.Condition`, whose lock an interrupt can leave locked.
+"""
+
+import os
+import threading
+import time
+from hashlib import sha256
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import uuid_utils
+
+from ingest.port import EventLog, LogError, LogUnavailableError
+from schemas.events import AttemptAborted, Envelope
+from schemas.records import ProducerRecord
+from schemas.wire import SALT_BYTES, encode_body, encode_envelope, encode_record
+
+BATCH_BYTES = 4 * 1024 * 1024
+BATCH_RECORDS = 2_000
+LINGER_SECONDS = 0.005
+"""How long a batch that could be larger waits for more; a flush ends the wait."""
+OVERHEAD_BYTES = 600
+"""Envelope, key and Python objects of a queued event, for the bound on memory."""
+_FIRST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 2.0
+_LOOK_SECONDS = 0.1
+"""Waiters look again this often, should a wake-up be missed."""
+
+
+class Stream:
+    """A stream's identity and, owned by the writer thread, its position."""
+
+    __slots__ = ("attempt", "closed", "is_own", "key", "name", "prev", "producer_id", "run_id", "seq", "trajectory_id")
+
+    def __init__(  # noqa: PLR0913 - the columns of an envelope
+        self,
+        *,
+        run_id: str,
+        producer_id: str,
+        name: str,
+        trajectory_id: str | None,
+        attempt: int | None,
+        is_own: bool = False,
+        seq: int = 0,
+        prev: bytes | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.producer_id = producer_id
+        self.name = name
+        self.trajectory_id = trajectory_id
+        self.attempt = attempt
+        self.key = trajectory_id or name
+        self.is_own = is_own
+        self.seq = seq
+        self.prev = prev
+        self.closed = False
+
+
+class Entry:
+    """An event on its way: everything but its place in the chain."""
+
+    __slots__ = ("body", "closes", "stream", "ts_ns", "type_name")
+
+    def __init__(self, stream: Stream, type_name: str, body: bytes, closes: bool = False) -> None:
+        self.stream = stream
+        self.type_name = type_name
+        self.body = body
+        self.closes = closes
+        self.ts_ns = time.time_ns()
+
+
+class _Barrier:
+    """Released once everything queued before it was appended, or will never be."""
+
+    __slots__ = ("lock", "stops")
+
+    def __init__(self, stops: bool) -> None:
+        self.lock = threading.Lock()
+        self.lock.acquire()  # released by the writer thread
+        self.stops = stops
+
+
+class Writer:
+    """A thread that appends queued events to a log. Its methods but `_run` and below are for any other thread."""
+
+    def __init__(self, log: EventLog, max_bytes: int, max_records: int, retry_seconds: float) -> None:
+        self._log = log
+        self._max_bytes, self._max_records = max_bytes, max_records
+        self._retry_seconds = retry_seconds
+        self._queue: SimpleQueue[Entry | _Barrier] = SimpleQueue()
+        self._count_lock = threading.Lock()
+        self._queued_bytes = self._queued = 0
+        self._done_bytes = self._done = 0
+        self.acknowledged = 0
+        self.error: BaseException | None = None
+        self._waiting: SimpleQueue[Any] = SimpleQueue()
+        self._open: dict[str, Stream] = {}
+        self._salts = b""
+        self._closing = self._ended = False
+        self._thread = threading.Thread(target=self._run, name="trajlake-recorder", daemon=True)
+        self._thread.start()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Events that were recorded and are not known to be durable."""
+        return self._queued - self.acknowledged
+
+    def submit(self, entry: Entry, wait: bool = True) -> None:
+        """Queue an event; with `wait`, first wait until the buffer has room.
+
+        Raises:
+            LogError: the writer's first error: this event, and `unacknowledged` ones, are not in the log.
+        """
+        self._check_open()
+        while wait and not self._has_room():
+            self._wait_for_progress()
+        self._queue.put(entry)
+        with self._count_lock:
+            self._queued_bytes += len(entry.body) + OVERHEAD_BYTES
+            self._queued += 1
+        if self._ended:  # closed meanwhile by another thread, which may have missed this event
+            self._check_open()
+
+    def flush(self) -> None:
+        """Return once everything queued before is durable.
+
+        Raises:
+            LogError: the first error.
+        """
+        self._check_open()
+        self._pass_barrier(stops=False)
+        self._raise_error()
+
+    def close(self) -> None:
+        """Abort what is open, flush, end the thread; idempotent.
+
+        Raises:
+            LogError: the first error.
+        """
+        self._closing = True
+        if not self._ended:
+            self._pass_barrier(stops=True)
+        self._raise_error()
+
+    def _pass_barrier(self, stops: bool) -> None:
+        barrier = _Barrier(stops)
+        self._queue.put(barrier)
+        while not barrier.lock.acquire(timeout=_LOOK_SECONDS):
+            self._check_alive()
+
+    def _has_room(self) -> bool:
+        return self._queued_bytes - self._done_bytes < self._max_bytes and self._queued - self._done < self._max_records
+
+    def _wait_for_progress(self) -> None:
+        wake_up = threading.Lock()
+        wake_up.acquire()  # released by the writer thread
+        self._waiting.put(wake_up)
+        if not self._has_room():
+            wake_up.acquire(timeout=_LOOK_SECONDS)
+        self._check_alive()
+        self._raise_error()
+
+    def _check_alive(self) -> None:
+        if not self._thread.is_alive():
+            raise LogError("the recorder's thread is gone: after a fork, open a recorder in the new process")
+
+    def _check_open(self) -> None:
+        self._raise_error()
+        if self._closing:
+            raise LogError("the recorder is closed")
+
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            raise LogError(f"{self.unacknowledged} recorded events are not acknowledged: {self.error}") from self.error
+
+    # The writer thread, from here on.
+
+    def _run(self) -> None:
+        barrier = None
+        while barrier is None or not barrier.stops:
+            barrier = self._write_batch()
+            if barrier is not None and not barrier.stops:
+                barrier.lock.release()
+        self._ended = True
+        barriers = [barrier]
+        while not self._queue.empty():
+            barriers += filter(None, [self._write_batch()])
+        self._append(self._abort_open())
+        for passed in barriers:
+            passed.lock.release()
+
+    def _write_batch(self) -> _Barrier | None:
+        """Append what is queued, up to a full batch or a barrier."""
+        records, num_bytes, num_entries, barrier = self._collect()
+        self._append(records)
+        self._done_bytes += num_bytes
+        self._done += num_entries
+        while not self._waiting.empty():
+            self._waiting.get().release()
+        return barrier
+
+    def _collect(self) -> tuple[list[ProducerRecord], int, int, _Barrier | None]:
+        """Chained records up to a full batch, a barrier or the end of the linger, whatever comes first."""
+        queue = self._queue
+        records: list[ProducerRecord] = []
+        num_bytes = num_entries = 0
+        linger_until = 0.0
+        while num_bytes < BATCH_BYTES and num_entries < BATCH_RECORDS:
+            if num_entries and queue.empty():
+                linger_until = linger_until or time.monotonic() + LINGER_SECONDS
+                try:
+                    entry = queue.get(timeout=max(linger_until - time.monotonic(), 0))
+                except Empty:
+                    break
+            else:
+                entry = queue.get()
+            if isinstance(entry, _Barrier):
+                return records, num_bytes, num_entries, entry
+            num_entries += 1
+            num_bytes += len(entry.body) + OVERHEAD_BYTES
+            if not entry.stream.closed:  # an abort at the exit of a block that was interrupted just after its finish
+                records.append(self._chain(entry))
+        return records, num_bytes, num_entries, None
+
+    def _chain(self, entry: Entry) -> ProducerRecord:
+        stream, body = entry.stream, entry.body
+        salt = self._next_salt()
+        envelope = encode_envelope(
+            Envelope(
+                event_id=str(uuid_utils.uuid7()),
+                run_id=stream.run_id,
+                trajectory_id=stream.trajectory_id,
+                attempt=stream.attempt,
+                stream=stream.name,
+                seq=stream.seq,
+                producer_id=stream.producer_id,
+                ts_ns=entry.ts_ns,
+                prev_sha256=stream.prev,
+                body_sha256=sha256(salt + body).digest(),
+                type=entry.type_name,
+            )
+        )
+        stream.prev = sha256(envelope).digest()
+        stream.seq += 1
+        if entry.closes:
+            stream.closed = True
+            self._open.pop(stream.name, None)
+        elif stream.is_own:
+            self._open[stream.name] = stream
+        return ProducerRecord(stream.key, encode_record(envelope, salt, body))
+
+    def _next_salt(self) -> bytes:
+        if not self._salts:
+            self._salts = os.urandom(256 * SALT_BYTES)
+        salt, self._salts = self._salts[:SALT_BYTES], self._salts[SALT_BYTES:]
+        return salt
+
+    def _append(self, records: list[ProducerRecord]) -> None:
+        if not records or self.error is not None:
+            return
+        try:
+            self._append_with_retries(records)
+        except Exception as error:  # noqa: BLE001 - every error must reach the recording thread, which raises it
+            self.error = error
+        else:
+            self.acknowledged += len(records)
+
+    def _append_with_retries(self, records: list[ProducerRecord]) -> None:
+        """The same bytes again, for as long as the log may come back: at least once."""
+        give_up, delay = time.monotonic() + self._retry_seconds, _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                return self._log.append(records)
+            except LogUnavailableError:
+                if time.monotonic() + delay > give_up:
+                    raise
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_RETRY_SECONDS)
+
+    def _abort_open(self) -> list[ProducerRecord]:
+        records = []
+        for stream in list(self._open.values()):
+            body = AttemptAborted(reason="the recorder was closed while the attempt was open", by=stream.producer_id)
+            self._queued += 1
+            records.append(self._chain(Entry(stream, "attempt_aborted", encode_body(body), closes=True)))
+        return records
