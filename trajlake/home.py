@@ -102,20 +102,28 @@ class Home:
         """URL of the folder for published policies."""
         return self.config.home.checkpoints or (self.root / "checkpoints").as_uri()
 
-    def init(self) -> list[str]:
+    def init(self, partitions: int | None = None) -> list[str]:
         """Create what is missing: settings, key, log, tables, blob store. Leaves what is there as it is.
+
+        Args:
+            partitions: Of the log; where None, as the settings say.
 
         Returns:
             What was created, by name.
+
+        Raises:
+            LogError: as the log's backend says.
         """
         from lake.open import open_lake  # noqa: PLC0415 - as above
 
         from ingest.open import create_log  # noqa: PLC0415 - heavy; only where a part is opened
         from ingest.port import LogExistsError  # noqa: PLC0415 - as above
 
-        created = [name for name, make in ((CONFIG_NAME, self._write_config), (KEY_NAME, self._write_key)) if make()]
+        partitions = partitions or self.config.home.partitions
+        created = [CONFIG_NAME] if self._write_config(partitions) else []
+        created += [KEY_NAME] if self._write_key() else []
         try:
-            create_log(self.log_url, self.config.home.partitions).close()
+            create_log(self.log_url, partitions).close()
             created.append("event log")
         except LogExistsError:
             pass
@@ -123,13 +131,13 @@ class Home:
         self.blobs()
         return created
 
-    def _write_config(self) -> bool:
+    def _write_config(self, partitions: int) -> bool:
         self.root.mkdir(parents=True, exist_ok=True)
         if self.config_path.exists():
             return False
         pipeline = self.config.pipeline
         text = _NEW_CONFIG.format(
-            partitions=self.config.home.partitions,
+            partitions=partitions,
             max_epoch_records=pipeline.max_epoch_records,
             num_workers=pipeline.num_workers,
         )
