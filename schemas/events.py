@@ -17,7 +17,11 @@ SCHEMA_VERSION = 1
 """The version that this code writes. Older ones are upcast on reading, newer ones are quarantined."""
 
 Sha256 = Annotated[bytes, Meta(min_length=32, max_length=32)]
-NonNegative = Annotated[int, Meta(ge=0)]
+# Integers are bounded as the columns of `schemas.tables` are, so that whatever decodes fits into its table.
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+NonNegative32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 Split = Literal["train", "eval", "probe"]
@@ -37,19 +41,19 @@ class Envelope(Struct, frozen=True, kw_only=True):
         ...          body_sha256=b"…", type="trajectory_started")  # doctest: +SKIP
     """
 
-    schema_version: NonNegative = SCHEMA_VERSION
+    schema_version: NonNegative32 = SCHEMA_VERSION
     event_id: Name
     """Time-ordered UUIDv7, or derived from the source for imports."""
     run_id: Name
     trajectory_id: Name | None
     """Null for events of a run as a whole (policies, consumption)."""
-    attempt: NonNegative | None
+    attempt: NonNegative32 | None
     stream: Name
     """`{trajectory_id}/{attempt}` for an attempt's own events; see `stream_of_attempt`."""
     seq: NonNegative
     """Dense from 0 within the stream."""
     producer_id: Name
-    ts_ns: int
+    ts_ns: Int64
     """Producer's wall clock, nanoseconds since the epoch. Informs, never orders. 0 where unknown."""
     prev_sha256: Sha256 | None
     """SHA-256 of the stored envelope bytes of the stream's previous event; null at seq 0."""
@@ -105,8 +109,8 @@ class TrajectoryStarted(Body, frozen=True, kw_only=True, tag="trajectory_started
     domain: Name
     split: Split = "train"
     group_id: str | None = None
-    group_size: int | None = None
-    sample_idx: int | None = None
+    group_size: Int32 | None = None
+    sample_idx: Int32 | None = None
     parent_trajectory_id: str | None = None
     env_version: str | None = None
     sandbox_image_digest: str | None = None
@@ -117,7 +121,7 @@ class TrajectoryStarted(Body, frozen=True, kw_only=True, tag="trajectory_started
     model_id: str | None = None
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
-    seed: int | None = None
+    seed: Int64 | None = None
     source: str | None = None
     """Where an imported trajectory came from: `FORMAT:file#index`."""
 
@@ -134,10 +138,10 @@ class ModelCall(Body, frozen=True, kw_only=True, tag="model_call"):
     agent: str = "main"
     role: Role = "policy"
     trainable: bool = True
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[Int32] | None = None
     """Delta to the parent call, so a long trajectory costs O(N)."""
-    response_token_ids: list[int] | None = None
-    sampled_run_lengths: list[int] | None = None
+    response_token_ids: list[Int32] | None = None
+    sampled_run_lengths: list[Int32] | None = None
     """Alternating run lengths over the response, sampled first: [5, 2, 3] is 5 sampled, 2 injected,
     3 sampled tokens. The loss mask's only source."""
     logprobs: list[float] | None = None
@@ -148,9 +152,9 @@ class ModelCall(Body, frozen=True, kw_only=True, tag="model_call"):
     """Hex SHA-256 over the full prompt as little-endian int32; proves the delta chain."""
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int32 | None = None
     policy_id: str | None = None
-    policy_version_runs: list[tuple[int, int]] | None = None
+    policy_version_runs: list[tuple[Int64, Int32]] | None = None
     """(version, number of response tokens) runs; they add up to the response (AReaL PR1408)."""
     finish_reason: FinishReason | None = None
     image_refs: list[dict[str, Any]] | None = None
@@ -179,7 +183,7 @@ class Observation(Body, frozen=True, kw_only=True, tag="observation"):
     call_id: str | None = None
     content: str | None = None
     content_ref: BlobRef | None = None
-    exit_code: int | None = None
+    exit_code: Int64 | None = None
     outcome: str | None = None
     state_change: dict[str, Any] | None = None
     truncated: bool = False
@@ -209,7 +213,7 @@ class TrajectoryFinished(Body, frozen=True, kw_only=True, tag="trajectory_finish
     status: Status
     terminated: bool = False
     truncated: bool = False
-    final_observation_ids: list[int] | None = None
+    final_observation_ids: list[Int32] | None = None
     stop_reason: str | None = None
     failure_class: FailureClass | None = None
     """`infra`: this attempt never wins and never trains."""
@@ -260,7 +264,7 @@ class GroupClosed(Body, frozen=True, kw_only=True, tag="group_closed"):
     """Members of a group that will never come, so that its completeness can be decided."""
 
     group_id: Name
-    given_up: list[int]
+    given_up: list[Int32]
     """Sample indices."""
     reason: str | None = None
 
@@ -270,7 +274,7 @@ class LeaseGranted(Body, frozen=True, kw_only=True, tag="lease_granted"):
 
     task_key: Name
     holder: Name
-    expires_ns: int
+    expires_ns: Int64
 
 
 class Annotation(Body, frozen=True, kw_only=True, tag="annotation"):
@@ -310,7 +314,7 @@ class Consumed(Body, frozen=True, kw_only=True, tag="consumed"):
     """trajectory_id → why it gives no gradient."""
     baseline_members: dict[str, list[str]] | None = None
     """group_id → trajectories that made its baseline."""
-    table_versions: dict[str, int] | None = None
+    table_versions: dict[str, Int64] | None = None
     """Hints: Delta versions that were read."""
 
 

@@ -12,7 +12,7 @@ breaking the chain. Records may also arrive as JSON, from producers in other lan
 import hashlib
 import secrets
 from base64 import b64decode
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
@@ -20,6 +20,10 @@ from schemas.events import BODY_TYPES, SCHEMA_VERSION, Body, Envelope, Event, Ev
 from schemas.upcast import upcast_body
 
 SALT_BYTES = 16
+
+MAX_DEPTH = 100
+"""Deepest nesting of a free-form value (`messages`, `arguments`, `evidence`…). Explicit, because the interpreter's
+recursion limit would make it depend on who decodes."""
 
 
 class WireError(ValueError):
@@ -51,6 +55,15 @@ _envelope_decoder = msgspec.msgpack.Decoder(Envelope)
 _json_envelope_decoder = msgspec.json.Decoder(Envelope)
 _body_decoder = msgspec.msgpack.Decoder(EventBody)
 _json_body_decoder = msgspec.json.Decoder(EventBody)
+_json_encoder = msgspec.json.Encoder()
+
+_FREE_FORM: dict[type[Body], tuple[str, ...]] = {
+    cls: tuple(name for name, hint in get_type_hints(cls).items() if "Any" in repr(hint)) for cls in BODY_TYPES.values()
+}
+"""Body class → its fields of free form, which types alone don't check."""
+
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
+"""What hostile bytes can raise in msgspec, or in an upcast that reads an ill-formed mapping."""
 
 
 def sha256(*parts: bytes) -> bytes:
@@ -92,7 +105,7 @@ def decode_record(value: bytes) -> Record:
             return _record_decoder.decode(value)
         parts = _json_record_decoder.decode(value)
         return Record(parts.envelope.encode(), b64decode(parts.salt, validate=True), parts.body.encode())
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _DECODE_ERRORS as error:
         raise WireError("undecodable", f"not an event record: {error}") from error
 
 
@@ -105,7 +118,7 @@ def decode_envelope(data: bytes) -> Envelope:
     decoder = _json_envelope_decoder if data[:1] == b"{" else _envelope_decoder
     try:
         envelope = decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _DECODE_ERRORS as error:
         raise WireError("undecodable", f"bad envelope: {error}") from error
     if not 1 <= envelope.schema_version <= SCHEMA_VERSION:
         raise WireError(
@@ -132,11 +145,39 @@ def decode_body(envelope: Envelope, record: Record) -> EventBody:
             body = _json_body_decoder.decode(record.body)
         else:
             body = _body_decoder.decode(record.body)
-    except (msgspec.MsgspecError, ValueError) as error:
+        _check_free_form(body)
+    except _DECODE_ERRORS as error:
         raise WireError("undecodable_body", f"bad {envelope.type} body: {error}") from error
     if not isinstance(body, BODY_TYPES[envelope.type]):
         raise WireError("type_mismatch", f"the envelope says {envelope.type}, the body {type(body).__name__}")
     return cast(EventBody, body)
+
+
+def _check_free_form(body: Body) -> None:
+    """Free-form values end as JSON in tables, so refuse what JSON can't say: odd keys, extensions, bottomless nests.
+
+    Raises:
+        TypeError: for a value that JSON has no form for.
+        ValueError: if it nests deeper than `MAX_DEPTH`.
+    """
+    for name in _FREE_FORM[type(body)]:
+        value = getattr(body, name)
+        if value is None:
+            continue
+        text = _json_encoder.encode(value)
+        # Brackets bound the depth from above; only what has many of them is walked.
+        if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+            raise ValueError(f"{name} nests deeper than {MAX_DEPTH}")
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        if not level:
+            return False
+        inner = [tuple(outer.values()) if isinstance(outer, dict) else outer for outer in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def decode_event(value: bytes) -> Event:
