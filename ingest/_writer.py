@@ -8,6 +8,7 @@ reason nothing here waits on a `threading.Condition`, whose lock an interrupt ca
 import os
 import threading
 import time
+from collections.abc import Iterator
 from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -25,6 +26,7 @@ LINGER_SECONDS = 0.005
 """How long a batch that could be larger waits for more; a flush ends the wait."""
 OVERHEAD_BYTES = 600
 """Envelope, key and Python objects of a queued event, for the bound on memory."""
+_SALTS = 256
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
@@ -99,7 +101,7 @@ class Writer:
         self.error: BaseException | None = None
         self._waiting: SimpleQueue[Any] = SimpleQueue()
         self._open: dict[str, Stream] = {}
-        self._salts = b""
+        self._salts: Iterator[bytes] = iter(())
         self._closing = self._ended = False
         self._thread = threading.Thread(target=self._run, name="trajlake-recorder", daemon=True)
         self._thread.start()
@@ -254,9 +256,12 @@ class Writer:
         return ProducerRecord(stream.key, encode_record(envelope, salt, body))
 
     def _next_salt(self) -> bytes:
-        if not self._salts:
-            self._salts = os.urandom(256 * SALT_BYTES)
-        salt, self._salts = self._salts[:SALT_BYTES], self._salts[SALT_BYTES:]
+        """Random bytes, drawn for many events at once: a system call each is dear."""
+        salt = next(self._salts, None)
+        if salt is None:
+            pool = os.urandom(_SALTS * SALT_BYTES)
+            self._salts = (pool[start : start + SALT_BYTES] for start in range(0, len(pool), SALT_BYTES))
+            salt = next(self._salts)
         return salt
 
     def _append(self, records: list[ProducerRecord]) -> None:

@@ -41,7 +41,7 @@ MAX_PARTITIONS = 64
 PAGE_BYTES = 16_384
 """Events are 1 to 3 KB: with SQLite's default of 4 KiB a third of every page stays empty."""
 BUSY_SECONDS = 30.0
-_INSERT_ROWS = 128
+_INSERT_ROWS = 1024
 """Rows per INSERT. Python gives up its lock for each statement, so row by row a busy thread starves a writer."""
 _DELETE_OFFSETS = 5_000
 """Offsets per transaction of retention, so that producers get their turn."""
