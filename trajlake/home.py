@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Self
 from schemas.config import Config, load_config
 
 if TYPE_CHECKING:
-    from lake.open import Lake
-
+    import lake.open
     from ingest.port import EventLog
     from storage.blobs import BlobStore
 
@@ -114,10 +113,9 @@ class Home:
         Raises:
             LogError: as the log's backend says.
         """
-        from lake.open import open_lake  # noqa: PLC0415 - as above
-
         from ingest.open import create_log  # noqa: PLC0415 - heavy; only where a part is opened
         from ingest.port import LogExistsError  # noqa: PLC0415 - as above
+        from lake.open import Lake  # noqa: PLC0415 - as above
 
         partitions = partitions or self.config.home.partitions
         created = [CONFIG_NAME] if self._write_config(partitions) else []
@@ -127,7 +125,10 @@ class Home:
             created.append("event log")
         except LogExistsError:
             pass
-        open_lake(self.lake_url)
+        tables = Lake(self.lake_url)
+        if missing := tables.missing():
+            tables.create()
+            created.append(f"{len(missing)} tables")
         self.blobs()
         return created
 
@@ -174,8 +175,12 @@ class Home:
 
         return open_log(self.log_url)
 
-    def open_lake(self) -> "Lake":
-        """The tables."""
+    def open_lake(self) -> "lake.open.Lake":
+        """The tables.
+
+        Raises:
+            LakeNotFoundError: if some are missing.
+        """
         from lake.open import open_lake  # noqa: PLC0415 - heavy; only where a part is opened
 
         return open_lake(self.lake_url)

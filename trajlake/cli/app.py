@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from trajlake.cli.errors import INTERRUPTED, explain
+from trajlake.cli.init import init
 
 
 class _Guarded(TyperGroup):
@@ -38,6 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="An event-sourced trajectory data lake for reinforcement learning of language-model agents.",
 )
 
@@ -66,3 +68,6 @@ def _root(
     ] = False,
 ) -> None:
     signal.signal(signal.SIGTERM, _stop)
+
+
+app.command()(init)
