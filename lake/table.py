@@ -1,7 +1,8 @@
 """One Delta table through a warm handle: write files, commit them once, find them again.
 
-The commit protocol: a commit carries a Delta `txn` per log partition whose version is the next offset. It goes through only if the handle's versions equal the plan's starts **on that same handle**; Delta then refuses it if
-anybody else moved them since. So a range of the log enters a table once, whoever restarts or races.
+The commit protocol: a commit carries a Delta `txn` per log partition whose version is the next offset. It goes through
+only if the handle's versions equal the plan's starts **on that same handle**; Delta then refuses it if anybody else
+moved them since. So a range of the log enters a table once, whoever restarts or races.
 
 Commit cost stays flat over a table's life: checkpoints every `CHECKPOINT_INTERVAL` commits reset the log that a handle
 replays, and expired log entries are looked for every `CLEANUP_INTERVAL` versions instead of at every commit.
@@ -36,6 +37,8 @@ CLEANUP_INTERVAL = 100
 
 COMMIT_ID = "trajlake.commit_id"
 """Key of the commit's metadata that tells this commit from a competitor's."""
+
+NUM_CACHED_FOOTERS = 128
 
 _FORMAT = pads.ParquetFileFormat()
 
@@ -120,6 +123,7 @@ class LakeTable:
             raise LakeNotFoundError(f"no table {name} at {url}: run `trajlake init`") from error
         self.filesystem = filesystem_of(url, self._options)
         self._adds: tuple[int, pa.Table] | None = None
+        self._fragments: dict[str, pads.ParquetFileFragment] = {}
 
     @property
     def stats_columns(self) -> tuple[str, ...]:
@@ -302,13 +306,24 @@ class LakeTable:
         """
         with self._lock:
             if self._adds is None or self._adds[0] != self.version:
-                adds = pa.table(self._delta.get_add_actions(flatten=True))
-                self._adds = (self.version, _with_stats(adds, self.schema, self.stats_columns))
+                self._adds = (self.version, self._stats_of(self._delta))
             return self._adds[1]
 
-    def data_files(self, covering: pc.Expression | None = None) -> list[LiveFile]:
-        """Live files whose statistics satisfy an expression over `file_stats`, see `overlaps`; all without one."""
-        stats = self.file_stats()
+    def _stats_of(self, delta: DeltaTable) -> pa.Table:
+        adds = pa.table(delta.get_add_actions(flatten=True))
+        return _with_stats(adds, self.schema, self.stats_columns)
+
+    def data_files(self, covering: pc.Expression | None = None, version: int | None = None) -> list[LiveFile]:
+        """Live files whose statistics satisfy an expression over `file_stats`, see `overlaps`; all without one.
+
+        Args:
+            covering: Which files.
+            version: An older version of the table; the handle's by default.
+
+        Raises:
+            VersionGoneError: that version can't be had any more.
+        """
+        stats = self.file_stats() if version is None else self._stats_of(self.at(version))
         rows = (stats if covering is None else stats.filter(covering)).to_pylist()
         return [
             LiveFile(
@@ -323,8 +338,20 @@ class LakeTable:
 
     def dataset(self, paths: Sequence[str]) -> pads.Dataset:
         """An Arrow dataset over files of this table."""
-        fragments = [_FORMAT.make_fragment(path, filesystem=self.filesystem) for path in paths]
+        return self.dataset_of([self.fragment(path) for path in paths])
+
+    def dataset_of(self, fragments: Sequence[pads.ParquetFileFragment]) -> pads.Dataset:
+        """An Arrow dataset over fragments: files, or row groups of files."""
         return pads.FileSystemDataset(fragments, self.schema.remove_metadata(), _FORMAT, self.filesystem)
+
+    def fragment(self, path: str) -> pads.ParquetFileFragment:
+        """A file's Arrow fragment. The last `NUM_CACHED_FOOTERS` keep their footers, so look-ups don't reread them."""
+        with self._lock:
+            found = self._fragments.pop(path, None) or _FORMAT.make_fragment(path, filesystem=self.filesystem)
+            self._fragments[path] = found
+            if len(self._fragments) > NUM_CACHED_FOOTERS:
+                del self._fragments[next(iter(self._fragments))]
+        return found
 
     def read_files(
         self,
