@@ -4,7 +4,7 @@ Domains register under the entry point group `trajlake.domains`, so users add th
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from schemas.events import Action, Observation, Split
 from schemas.records import StepResult, Task, Workspace
@@ -49,3 +49,15 @@ class Domain(Protocol):
 
     def verifier(self) -> Verifier | None:
         """The primary scorer, or None: the environment's return is the reward (`env:return`)."""
+
+
+@runtime_checkable
+class HasReferences(Protocol):
+    """The optional part of a domain: it knows how its tasks are solved, so the loop can be tried without a model."""
+
+    def reference_actions(self, task: Task) -> Sequence[Action]:
+        """Actions that solve a task, in order.
+
+        Raises:
+            KeyError: not a task of this domain.
+        """

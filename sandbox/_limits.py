@@ -1,8 +1,8 @@
 """Limits of a sandbox: what the kernel enforces per process, and what a sampled look at all its processes finds.
 
-The kernel's limits are per process (`setrlimit(2)`), and `RLIMIT_NPROC` doesn't bind where trajlake runs as root. So the whole
-sandbox is sampled as well, through `/proc/PID/root/proc`: the sandbox's own view of its processes, which holds
-exactly those of its pid namespace, orphans included. Between two samples (≥ 20 ms) a limit can be passed by what fits
+The kernel's limits are per process (`setrlimit(2)`), and `RLIMIT_NPROC` doesn't bind where trajlake runs as root. So
+the whole sandbox is sampled as well, through `/proc/PID/root/proc`: the sandbox's own view of its processes, which
+holds exactly those of its pid namespace, orphans included. Between two samples (≥ 20 ms) a limit can be passed by what fits
 into that time; cgroups, which don't have this gap, need rights that a plain user seldom has.
 """
 

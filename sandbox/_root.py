@@ -1,8 +1,8 @@
 """What a bubblewrap sandbox's root file system is made from: read-only parts of the host, and nothing else of it.
 
 `/usr` and the links beside it, the Python that runs trajlake (its `sys.base_prefix`), and an `/etc` of our own. No
-home, no repository, no `/var`, no `/sys`. `/proc` is read-only: the kernel lets host uid 0 write `/proc/sys` without any
-capability, so a sandbox started by root could otherwise set `kernel.core_pattern` of the host.
+home, no repository, no `/var`, no `/sys`. `/proc` is read-only: the kernel lets host uid 0 write `/proc/sys` without
+any capability, so a sandbox started by root could otherwise set `kernel.core_pattern` of the host.
 """
 
 import hashlib
