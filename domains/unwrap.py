@@ -31,6 +31,7 @@ from schemas.records import Command, ExecutionResult, Limits, StepResult, Task, 
 from verify.port import Runtime
 
 NUM_LAYERS = 3
+NUM_EVAL, NUM_PROBE = 64, 64
 PLAIN = "plain text"
 _PAD = b"-" * 15 + b"\n"
 _LETTERS = bytes(range(65, 91)) + bytes(range(97, 123))
@@ -107,7 +108,7 @@ look
 """
 _LIMITS = Limits(wall_seconds=60, cpu_seconds=10, processes=16, disk_bytes=4 * 1024 * 1024)
 _STEP_SECONDS = 10.0
-_WORDS = "amber birch cedar delta ember fjord grove heron islet jetty knoll larch maple north otter pine".split()
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "islet", "jetty", "knoll", "larch")
 
 
 def layers(task: Task) -> list[bytes]:
@@ -119,22 +120,26 @@ def layers(task: Task) -> list[bytes]:
 
 
 def _tasks() -> list[Task]:
-    """All 512 tasks in a fixed random order, the first 64 held out for evaluation, the next 64 for probes."""
+    """All 512 tasks in a fixed random order, the first held out for evaluation, the next for probes."""
     source = random.Random("unwrap")  # noqa: S311 - reproducible, not secret
     stacks = list(itertools.product(TOOLS, repeat=NUM_LAYERS))
     source.shuffle(stacks)
-    splits: list[Split] = ["eval"] * 64 + ["probe"] * 64 + ["train"] * (len(stacks) - 128)
     return [
         Task(
             key="unwrap/" + "-".join(stack),
             domain=Unwrap.name,
-            split=split,
+            split=_split(position),
             prompt="Take three layers of encoding off the note, one tool a turn.",
             data={"tools": list(stack), "note": " ".join(source.choices(_WORDS, k=6))},
-            difficulty=1.0 - len(set(stack)) / NUM_LAYERS,
         )
-        for stack, split in zip(stacks, splits, strict=True)
+        for position, stack in enumerate(stacks)
     ]
+
+
+def _split(position: int) -> Split:
+    if position < NUM_EVAL:
+        return "eval"
+    return "probe" if position < NUM_EVAL + NUM_PROBE else "train"
 
 
 class Unwrap:
@@ -239,7 +244,9 @@ class UnwrapEnvironment:
         self._shell.write(script)
         output, complete = self._shell.read_until(_MARKER, _STEP_SECONDS)
         if not complete:
-            raise SandboxError(f"the shell gave no answer within {_STEP_SECONDS:g} s; it said {output[-200:]!r}")
+            ended = self._shell.wait(0) if self._shell.poll() is not None else None
+            why = f"ended: {ended.error or ended.outcome}" if ended else f"gave no answer within {_STEP_SECONDS:g} s"
+            raise SandboxError(f"the shell {why}; it said {output[-200:]!r}")
         return output.removesuffix(_MARKER).decode("utf-8", "replace").strip()
 
 
