@@ -15,14 +15,18 @@ from msgspec import Struct
 
 from schemas.config._load import ConfigError, build, read_toml, variable_of, variables
 from schemas.config.home import HomeConfig
+from schemas.config.learner import LearnerConfig
 from schemas.config.pipelines import PipelineConfig
+from schemas.config.rollout import RolloutConfig
 
 __all__ = [
     "SECTIONS",
     "Config",
     "ConfigError",
     "HomeConfig",
+    "LearnerConfig",
     "PipelineConfig",
+    "RolloutConfig",
     "load_config",
     "variable_of",
     "variables",
@@ -34,6 +38,8 @@ class Config(Struct, kw_only=True, frozen=True):
 
     home: HomeConfig = HomeConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
 
 
 SECTIONS: dict[str, type[Struct]] = {field.name: field.type for field in msgspec.structs.fields(Config)}
