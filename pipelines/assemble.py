@@ -6,7 +6,6 @@ the range is looked up where a decision needs it. Candidates then go through `pi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from pipelines.machine import (
     SettlingMachine,
     misplaced,
 )
+from pipelines.plan import in_batches
 from pipelines.rows import (
     Columns,
     Row,
@@ -62,9 +62,9 @@ class History(Protocol):
 class Candidates:
     """Rows before the gate, with the count of records by outcome."""
 
-    def __init__(self, log_id: str, partition: int) -> None:
+    def __init__(self, log_id: str) -> None:
         self.log_id = log_id
-        self.partition = partition
+        self.partition = 0
         self.columns = {name: Columns(TABLES[name], CHECK_FIELDS if name == "steps" else ()) for name in PROJECTIONS}
         self.num_records = 0
         self.num_bytes = 0
@@ -75,7 +75,7 @@ class Candidates:
     def add(self, table: str, row: Row) -> None:
         """Add a row at a place in the log."""
         row["log_id"] = self.log_id
-        row["partition"] = self.partition
+        row.setdefault("partition", self.partition)
         self.columns[table].add(row)
 
     def quarantine(self, num_events: int, row: Row) -> None:
@@ -84,18 +84,18 @@ class Candidates:
         self.add("quarantine", {"other_rules": [], **row, "num_events": num_events})
 
 
-def assemble(log_id: str, partition: int, records: pa.Table, history: History) -> Candidates:
+def assemble(candidates: Candidates, partition: int, records: pa.Table, history: History) -> None:
     """Decide about every record of a range.
 
     Args:
-        log_id: The log.
+        candidates: Takes the rows; may hold those of other partitions.
         partition: The partition.
         records: Rows of `events` (`RECORD_COLUMNS`) of the range, by offset.
         history: Looks before the range.
     """
-    candidates = Candidates(log_id, partition)
-    candidates.num_records = records.num_rows
-    candidates.num_bytes = records.column("value").nbytes
+    candidates.partition = partition
+    candidates.num_records += records.num_rows
+    candidates.num_bytes += records.column("value").nbytes
     by_trajectory: dict[str, list[_Raw]] = {}
     run_level: list[_Raw] = []
     for raw in _raws(records):
@@ -112,7 +112,6 @@ def assemble(log_id: str, partition: int, records: pa.Table, history: History) -
             _decode_or_quarantine(candidates, raw)
     for trajectory_id, earlier in _with_history(sorted(deciding), history):
         _assemble_trajectory(candidates, earlier, by_trajectory.pop(trajectory_id))
-    return candidates
 
 
 class _Raw(Struct, frozen=True):
@@ -160,8 +159,7 @@ def _split_by_need(by_trajectory: Mapping[str, list[_Raw]], history: History) ->
 
 def _with_history(trajectory_ids: Iterable[str], history: History) -> Iterator[tuple[str, list[_Raw]]]:
     """Each trajectory with its records before the range; looked up many at a time, held a batch at a time."""
-    rest = iter(trajectory_ids)
-    while batch := list(islice(rest, _TRAJECTORIES_PER_LOOKUP)):
+    for batch in in_batches(trajectory_ids, _TRAJECTORIES_PER_LOOKUP):
         earlier: dict[str, list[_Raw]] = {}
         for raw in _raws(history.of(batch)):
             assert raw.trajectory_id is not None, "looked up by trajectory"

@@ -102,6 +102,16 @@ class Duplicates(Struct, frozen=True):
     count: int
 
 
+class Waiting(Struct, frozen=True):
+    """An attempt that has won and is not scored."""
+
+    attempt: int
+    started: TrajectoryStarted
+    events: list[LogEvent]
+    heads: dict[str, tuple[int, bytes]]
+    """Streams about the trajectory → (next seq, digest of the last envelope): where a scorer goes on."""
+
+
 Decision = Settled | AttemptQuarantined | RecordQuarantined | RecordAccepted | Duplicates
 
 
@@ -156,6 +166,7 @@ class SettlingMachine:
     def __init__(self) -> None:
         self._attempts: dict[int, _Attempt] = {}
         self._seen: set[tuple[str, int]] = set()
+        self._heads: dict[str, tuple[int, bytes]] = {}
         self._late_seen: set[tuple[int, int, bytes]] = set()
         self.winner: int | None = None
         self.settled = False
@@ -168,16 +179,18 @@ class SettlingMachine:
         if identity in self._seen:
             return [Duplicates(1)]
         self._seen.add(identity)
+        self._heads[event.envelope.stream] = event.envelope.seq + 1, event.envelope_sha256
         if isinstance(event.body, AttemptAborted):
             return self._aborted_by_other(event)
         return [RecordAccepted(event), *self._judged(event)]
 
-    def pending(self, scorer: str) -> tuple[int, int] | None:
-        """(attempt, tries so far) where the winner waits for `scorer`, else None."""
+    def waiting(self) -> Waiting | None:
+        """The winner, where it waits for its primary scorer."""
         if self.winner is None or self.settled:
             return None
-        tries = sum(stream.startswith(f"{scorer}@") for stream, _ in self._seen)
-        return self.winner, tries
+        attempt = self._attempts[self.winner]
+        assert attempt.started is not None, "without a start there is no scorer to wait for"
+        return Waiting(self.winner, attempt.started, self.events_of(self.winner), dict(self._heads))
 
     def events_of(self, attempt: int) -> list[LogEvent]:
         """Records of an attempt by seq."""

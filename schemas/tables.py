@@ -278,6 +278,9 @@ TABLES: dict[str, pa.Schema] = {
 PROJECTIONS = ("quarantine", "annotations", "policies", "consumption", "scores", "steps", "trajectories")
 """Tables owned by project, in commit order: who sees a trajectory finds its steps."""
 
+PROJECT_TABLES = (*PROJECTIONS[:-1], "quality", "epochs", PROJECTIONS[-1])
+"""All that one epoch of project commits, in order."""
+
 SORT_KEYS: dict[str, tuple[str, ...]] = {
     "events": ("trajectory_id", "partition", "offset"),
     "trajectories": ("partition", "offset"),

@@ -5,7 +5,7 @@
 
 Elements are coarse: an Arrow table in is one Parquet file, a row group of a file is an Arrow table out. Workers write
 files under fresh names; all descriptors meet in one committer that makes one Delta commit, or discards every file. The
-two stages are also there on their own, `WriteFiles` and `commit_or_discard`, for pipelines that commit several tables in
+two stages are also there on their own, `WriteFiles` and `commit_or_discard`, for pipelines with several tables in
 a fixed order.
 
 Workers reach the lake by URL. In process they share the warm handles of `lake.open.warm_lake`.
@@ -23,6 +23,7 @@ from lake.errors import CommitConflictError
 from lake.files import DataFile
 from lake.open import warm_lake
 from lake.table import LakeTable, LiveFile, Progress
+from pipelines.failpoints import reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class CommitFiles(beam.DoFn):
         files = [file for file in element[1] if file is not None]
         self._handle.refresh()
         if files or self._progress is not None:
+            if self._progress is not None:
+                reach(f"{self._progress.pipeline}.{self._table}.before_commit")
             yield commit_or_discard(self._handle, files, self._progress, self._metadata)
 
 
@@ -160,7 +163,7 @@ class ReadFromDelta(beam.PTransform[beam.Pipeline, PCollection[pa.Table]]):
         version: The newest when the pipeline is built, by default: so a retried bundle sees the same rows.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a read is made of
+    def __init__(
         self,
         lake_url: str,
         table: str,

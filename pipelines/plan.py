@@ -1,0 +1,85 @@
+"""Plans of epochs: which offsets the next increment takes. Pure.
+
+A plan begins where the last commit ended, in every partition, and ends where the source ends or the epoch's bound is
+reached. Bounds are shared out by backlog, so that no partition starves.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+Ranges = dict[int, tuple[int, int]]
+"""Partition → offsets [start, end)."""
+
+
+ACCEPT_GAP = "`trajlake pipeline run --accept-gap` goes on and leaves a note in `epochs`."
+NEW_LOG = "Create a new log beside it, set `log` in trajlake.toml to it, then `trajlake pipeline run --accept-gap`."
+
+
+class GapError(Exception):
+    """Records that should be ingested are gone, or the log is not the one that was ingested."""
+
+
+class LostTailError(GapError):
+    """The log ends before what was ingested from it; no decision makes its offsets unique again."""
+
+
+def plan_ranges(starts: Mapping[int, int], ends: Mapping[int, int], max_records: int) -> Ranges:
+    """Ranges from `starts` towards `ends`, together at most about `max_records` offsets wide.
+
+    Every partition is in the plan; one with nothing new has an empty range, so that progress is checked for it too.
+    """
+    backlog = {partition: max(0, ends[partition] - start) for partition, start in starts.items()}
+    total = sum(backlog.values())
+    share = min(1.0, max_records / total) if total else 1.0
+    return {
+        partition: (start, start + min(backlog[partition], -int(-backlog[partition] * share // 1)))
+        for partition, start in starts.items()
+    }
+
+
+def width(ranges: Ranges) -> int:
+    """Offsets in the ranges; an upper bound of their records."""
+    return sum(end - start for start, end in ranges.values())
+
+
+def check_log(
+    log_id: str, committed: Mapping[int, int], bounds: Mapping[int, tuple[int, int]], known_logs: set[str]
+) -> None:
+    """Refuse to go on over a hole in the log.
+
+    Args:
+        log_id: Identity of the log at hand.
+        committed: Partition → next offset to ingest.
+        bounds: Partition → (first retained, next) offset.
+        known_logs: Logs that the lake has ingested from.
+
+    Raises:
+        GapError: names the range, and what to do; `LostTailError` can't be accepted.
+    """
+    if known_logs and log_id not in known_logs:
+        known = ", ".join(sorted(known_logs))
+        raise GapError(
+            f"the log was recreated: it has the id {log_id}, the lake was ingested from {known}; "
+            f"what only the old log held can't be read. {ACCEPT_GAP}"
+        )
+    for partition, start in sorted(committed.items()):
+        first, following = bounds[partition]
+        if first > start:
+            raise GapError(
+                f"partition {partition}: offsets [{start}, {first}) were removed before ingestion. {ACCEPT_GAP}"
+            )
+        if following < start:
+            raise LostTailError(
+                f"partition {partition}: offsets [{following}, {start}) were ingested, but the log ends before: "
+                f"it lost its tail and would give these offsets to others. {NEW_LOG}"
+            )
+
+
+def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of at most `size` items, in order."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
