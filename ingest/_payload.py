@@ -59,7 +59,7 @@ def encode_claim_checked(body: Body, blobs: BlobStore | None, inline_bytes: int 
     payload = _payload_bytes(getattr(body, field))
     if len(payload) <= inline_bytes:
         return data
-    return encode_body(msgspec.structs.replace(body, **{field: None, ref_field: _put(blobs, payload)}))
+    return encode_body(msgspec.structs.replace(body, **{field: None, ref_field: put_payload(blobs, payload)}))
 
 
 def _payload_bytes(value: Any) -> bytes:
@@ -68,7 +68,12 @@ def _payload_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else msgspec.json.encode(value)
 
 
-def _put(blobs: BlobStore, payload: bytes) -> BlobRef:
+def put_payload(blobs: BlobStore, payload: bytes) -> BlobRef:
+    """Store a payload durably.
+
+    Raises:
+        PayloadUnavailableError: if the blob store fails.
+    """
     try:
         return blobs.put(payload)
     except BlobError as error:

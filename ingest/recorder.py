@@ -192,7 +192,7 @@ class Recorder:
             raise ValueError(f"{stream} is an attempt's own stream; record through Recorder.trajectory")
         return StreamWriter(self, state)
 
-    def emit(  # noqa: PLR0913 - identity of an event
+    def emit(
         self,
         body: Body,
         *,
@@ -265,7 +265,7 @@ class Recorder:
             raise RecordTooLargeError(f"{type(body).__name__}: {len(data)} bytes; at most {self._max_body_bytes}")
         return data
 
-    def _new_stream(  # noqa: PLR0913 - the columns of an envelope
+    def _new_stream(
         self,
         name: str,
         trajectory_id: str | None,
