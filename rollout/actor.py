@@ -26,7 +26,6 @@ from rollout.port import Context, Move, Policy
 from sandbox.port import Sandbox, SandboxError
 from schemas.events import (
     Action,
-    BlobRef,
     Body,
     ModelCall,
     Observation,
@@ -37,8 +36,10 @@ from schemas.events import (
     VerificationAbandoned,
     stream_of_score,
 )
-from schemas.records import StepResult, Task, Workspace
+from schemas.records import StepResult, Task
 from storage.blobs import BlobError, BlobStore
+from verify.port import Runtime
+from verify.runtime import SandboxRuntime
 
 ENV_RETURN = "env:return"
 """Scorer of domains without a verifier: the sum of the environment's rewards."""
@@ -79,25 +80,6 @@ class PolicyLoop(Protocol):
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
         """Start a coroutine from any thread."""
-
-
-class ActorRuntime:
-    """What an environment may use, for one attempt."""
-
-    def __init__(self, open_sandbox: Callable[[], Sandbox], blobs: BlobStore, attempt: Attempt) -> None:
-        self._open_sandbox, self._blobs, self._attempt = open_sandbox, blobs, attempt
-
-    def sandbox(self) -> Sandbox:
-        """A fresh sandbox; the environment closes it."""
-        return self._open_sandbox()
-
-    def workspace(self, ref: BlobRef) -> Workspace:
-        """A workspace from the blob store; LookupError where it is missing or corrupt."""
-        return Workspace(sha256=ref.sha256, data=self._blobs.get(ref))
-
-    def record(self, body: Body) -> None:
-        """Record an event of this attempt."""
-        self._attempt.record(body)
 
 
 class Actor:
@@ -201,7 +183,7 @@ class Actor:
         return finished
 
     def _take_turns(self, game: "_Game", assignment: Assignment) -> TrajectoryFinished:
-        runtime = ActorRuntime(self._open_sandbox, self._blobs, game.attempt)
+        runtime = SandboxRuntime(self._blobs, self._open_sandbox, game.attempt.record)
         game.begin(assignment.task, runtime)
         while True:
             if len(game.calls) >= self._max_turns:
@@ -269,7 +251,7 @@ class _Game:
         self.calls: list[ModelCall] = []
         self.rewards: list[float] = []
 
-    def begin(self, task: Task, runtime: ActorRuntime) -> None:
+    def begin(self, task: Task, runtime: Runtime) -> None:
         self._observe(self.environment.reset(task, runtime))
 
     def context(self, assignment: Assignment) -> Context:

@@ -4,20 +4,25 @@ A slot is a member of a group, `(group_id, sample_idx)`. Reading goes on where i
 costs as much as what was appended since. Memory holds one small record per slot of the run.
 """
 
-from collections.abc import Iterator
-
 from msgspec import Struct
 
+from ingest.follow import follow_run
 from ingest.port import EventLog
-from schemas.events import AttemptAborted, Event, PolicyPublished, TrajectoryFinished, TrajectoryStarted
+from schemas.events import (
+    AttemptAborted,
+    Event,
+    PolicyPublished,
+    TrajectoryFinished,
+    TrajectoryStarted,
+    stream_of_policy,
+)
 from schemas.records import PolicyVersion
-from schemas.wire import WireError, decode_body, decode_envelope, decode_record
 
 Slot = tuple[str, int]
 """(group_id, sample_idx)."""
 
-_READ_BYTES = 8 * 1024 * 1024
 _WANTED = frozenset({"trajectory_started", "trajectory_finished", "attempt_aborted"})
+_PUBLISHED = frozenset({"policy_published"})
 
 
 class SlotState(Struct):
@@ -45,7 +50,7 @@ class RunHistory:
     def refresh(self) -> None:
         """Read what was appended since the last time."""
         for partition in self._log.partitions():
-            for event in _events(self._log, partition, self._positions, self._run_id, _WANTED):
+            for event in follow_run(self._log, partition, self._positions, self._run_id, _WANTED):
                 self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -81,15 +86,13 @@ class PolicyFeed:
 
     def __init__(self, log: EventLog, run_id: str, policy_id: str) -> None:
         self._log, self._run_id, self._policy_id = log, run_id, policy_id
-        self._partition = log.partition_of(policy_stream(run_id, policy_id))
+        self._partition = log.partition_of(stream_of_policy(run_id, policy_id))
         self._positions: dict[int, int] = {}
         self._newest: PolicyVersion | None = None
 
     def newest(self) -> PolicyVersion | None:
         """The newest version in the log; None before the first."""
-        for event in _events(
-            self._log, self._partition, self._positions, self._run_id, frozenset({"policy_published"})
-        ):
+        for event in follow_run(self._log, self._partition, self._positions, self._run_id, _PUBLISHED):
             body = event.body
             assert isinstance(body, PolicyPublished)
             if body.policy_id == self._policy_id and (self._newest is None or body.version > self._newest.version):
@@ -101,39 +104,3 @@ class PolicyFeed:
                     metadata=body.metadata,
                 )
         return self._newest
-
-
-def policy_stream(run_id: str, policy_id: str) -> str:
-    """Stream of a policy's versions."""
-    return f"{run_id}/policy/{policy_id}"
-
-
-def abort_stream(producer_id: str, trajectory_id: str, attempt: int) -> str:
-    """Stream in which a producer gives up another's attempt."""
-    return f"{producer_id}/abort/{trajectory_id}/{attempt}"
-
-
-def _events(
-    log: EventLog, partition: int, positions: dict[int, int], run_id: str, wanted: frozenset[str]
-) -> Iterator[Event]:
-    """Events of a run and of some types after a partition's position, which moves on."""
-    bounds = log.bounds(partition)
-    start = max(positions.get(partition, 0), bounds.first)
-    for batch in log.read(partition, start, bounds.next, _READ_BYTES):
-        for value in batch["value"]:
-            event = _decode(value.as_py(), run_id, wanted)
-            if event is not None:
-                yield event
-    positions[partition] = bounds.next
-
-
-def _decode(value: bytes, run_id: str, wanted: frozenset[str]) -> Event | None:
-    """The event, where it is wanted; bodies of others are never decoded."""
-    try:
-        record = decode_record(value)
-        envelope = decode_envelope(record.envelope)
-        if envelope.run_id != run_id or envelope.type not in wanted:
-            return None
-        return Event(envelope, decode_body(envelope, record))
-    except WireError:
-        return None  # not ours to judge: the gate quarantines it

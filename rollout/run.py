@@ -25,13 +25,13 @@ from domains.port import Domain
 from ingest.port import EventLog
 from ingest.recorder import Recorder
 from rollout.actor import Actor, Assignment, Played
-from rollout.history import PolicyFeed, RunHistory, SlotState, abort_stream
+from rollout.history import PolicyFeed, RunHistory, SlotState
 from rollout.loop import BackgroundLoop
 from rollout.port import Policy
 from sandbox.open import open_sandbox
 from sandbox.port import Sandbox, SandboxError
 from schemas.config.rollout import RolloutConfig
-from schemas.events import AttemptAborted, GroupClosed, Split
+from schemas.events import AttemptAborted, GroupClosed, Split, stream_of_abort
 from schemas.records import PolicyVersion, Task
 from storage.blobs import BlobStore
 
@@ -218,7 +218,7 @@ class RolloutSession:
         producer = self._recorder.producer_id
         self._recorder.emit(
             AttemptAborted(reason="its process ended before the attempt did", by=producer),
-            stream=abort_stream(producer, state.trajectory_id, state.attempt),
+            stream=stream_of_abort(producer, state.trajectory_id, state.attempt),
             trajectory_id=state.trajectory_id,
             attempt=state.attempt,
             seq=0,

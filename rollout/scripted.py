@@ -4,22 +4,14 @@ They prove a domain and its verifier: the first has to score 1, the second 0.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
 
 import uuid_utils
 
+from domains.port import HasReferences
 from rollout.errors import PolicyError
 from rollout.port import Context, Move
-from schemas.events import Action, ModelCall, Observation
-from schemas.records import PolicyVersion, Task
-
-
-class HasReference(Protocol):
-    """A domain that knows how its tasks are solved."""
-
-    def reference_actions(self, task: Task) -> Sequence[Action]:
-        """Moves that reach the full score."""
+from schemas.events import ModelCall, Observation
+from schemas.records import PolicyVersion
 
 
 class _Scripted:
@@ -43,14 +35,14 @@ class ReferencePolicy(_Scripted):
 
     model_id = "scripted:reference"
 
-    def __init__(self, domain: HasReference) -> None:
+    def __init__(self, domain: HasReferences) -> None:
         self._domain = domain
 
     async def act(self, context: Context, partial: ModelCall | None, stop: asyncio.Event) -> Move:
         """The next action of the domain's solution."""
         actions = self._domain.reference_actions(context.task)
         action = actions[context.turn] if context.turn < len(actions) else None
-        return Move(call=_call(context, f"{action.name}" if action else ""), action=action)
+        return Move(call=_call(context, action.name if action else ""), action=action)
 
 
 class EmptyPolicy(_Scripted):

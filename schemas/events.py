@@ -86,6 +86,21 @@ def stream_of_score(verifier: str, version: str, trajectory_id: str, attempt: in
     return f"{verifier}@{version}/{trajectory_id}/{attempt}"
 
 
+def stream_of_policy(run_id: str, policy_id: str) -> str:
+    """Name of the stream that holds a policy's published versions."""
+    return f"{run_id}/policy/{policy_id}"
+
+
+def stream_of_learner(run_id: str, learner_id: str) -> str:
+    """Name of the stream that holds what a learner consumed and trained."""
+    return f"{run_id}/learner/{learner_id}"
+
+
+def stream_of_abort(producer_id: str, trajectory_id: str, attempt: int) -> str:
+    """Name of the stream in which a producer gives up an attempt that is not its own."""
+    return f"{producer_id}/abort/{trajectory_id}/{attempt}"
+
+
 class Body(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """Base of all event bodies."""
 
