@@ -69,7 +69,14 @@ def rows_to_batches(
     return table.schema, table.to_batches()
 
 
+def to_json(value: Any) -> str:
+    """JSON text of plain values and structs, binary as hex."""
+    return msgspec.json.encode(_json_value(value)).decode()
+
+
 def _json_value(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _json_value(msgspec.structs.asdict(value))
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ import sys
 
 def main() -> None:
     """Entry point of the console script."""
-    from trajlake.cli.app import app  # noqa: PLC0415 - inside the guard: Ctrl-C while importing ends cleanly too
+    from trajlake.cli.app import app
 
     app()
 

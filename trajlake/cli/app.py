@@ -10,8 +10,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trajlake.cli.domains import domains
 from trajlake.cli.errors import INTERRUPTED, explain
+from trajlake.cli.import_ import import_
 from trajlake.cli.init import init
+from trajlake.cli.noise import quiet_libraries
+from trajlake.cli.pipeline import app as pipeline_app
+from trajlake.cli.show import show
+from trajlake.cli.sql import sql
+from trajlake.cli.status import status
+from trajlake.cli.upkeep import compact, rebuild
 
 
 class _Guarded(TyperGroup):
@@ -51,7 +59,7 @@ def _stop(_number: int, _frame: FrameType | None) -> None:
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version  # noqa: PLC0415 - only where it is asked for
+        from importlib.metadata import version
 
         typer.echo(version("trajlake"))
         raise typer.Exit
@@ -68,6 +76,15 @@ def _root(
     ] = False,
 ) -> None:
     signal.signal(signal.SIGTERM, _stop)
+    quiet_libraries(debug)
 
 
-app.command()(init)
+app.command("init")(init)
+app.command("import")(import_)
+app.add_typer(pipeline_app, name="pipeline")
+app.command("sql")(sql)
+app.command("show")(show)
+app.command("status")(status)
+app.command("domains")(domains)
+app.command("rebuild")(rebuild)
+app.command("compact")(compact)

@@ -20,7 +20,7 @@ def find_home(ctx: typer.Context, home: Path | None, config: Path | None = None,
         ConfigError: if its settings can't be used.
         HomeNotFoundError: if it must exist and does not.
     """
-    from trajlake.home import Home  # noqa: PLC0415 - after the arguments were understood
+    from trajlake.home import Home
 
     found = Home.find(home or ctx.find_root().params.get("home"), config=config)
     return found.require() if must_exist else found
