@@ -19,7 +19,7 @@ SeqRange = tuple[int, int]
 """[lowest, highest], both included."""
 
 
-def read_range(  # noqa: PLR0913, PLR0917 - a log position has four parts
+def read_range(
     table: LakeTable, log_id: str, partition: int, start: int, end: int, columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Events of one partition with start ≤ offset < end, in order of offset."""
@@ -42,7 +42,7 @@ def history_files(
     return [f for f in files if _any_between(ids, f.low.get("trajectory_id"), f.high.get("trajectory_id"))]
 
 
-def read_history(  # noqa: PLR0913, PLR0917 - a log position has three parts
+def read_history(
     table: LakeTable,
     log_id: str,
     partition: int,
