@@ -37,8 +37,6 @@ class Lists:
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # older pyarrow keeps the wrapper for zero chunks
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], type=column.type)
         self.valid: Mask = _flags(array.is_valid())
         # flatten() leaves out what null slots and slices cover, unlike `values`.
         self.values: pa.Array = array.flatten()
