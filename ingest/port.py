@@ -4,7 +4,7 @@ Every backend passes `tests/ingest/eventlog_contract.py` unchanged.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, Self
 
 import pyarrow as pa
 
@@ -83,4 +83,9 @@ class EventLog(Protocol):
         """Retention: forget records below `offset`. Offsets are never reused."""
 
     def close(self) -> None:
-        """Free what the log holds; idempotent."""
+        """Free what the log holds; idempotent. Use after it raises `LogError`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
