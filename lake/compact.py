@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 
 from lake.errors import CommitConflictError
+from lake.merge import merge_sorted
 from lake.table import LakeTable, LiveFile
 from schemas.tables import SORT_KEYS
 
@@ -30,10 +30,8 @@ FANOUT = 8
 SMALLEST_TIER_BYTES = 64 * 1024
 """All files below this size are one tier."""
 
-SORT_MEMORY_BYTES = 256 * 1024 * 1024
-"""Memory of a merge's sort; what is beyond spills to temporary files."""
-
-MAX_FILES_PER_MERGE = 64
+MAX_FILES_PER_MERGE = 32
+"""Bounds a merge's memory: about 10 MB a file at worst (its buffer, and compressed pages)."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,14 +126,8 @@ def _merge(table: LakeTable, group: Sequence[LiveFile]) -> bool:
 
 
 def _sorted_rows(table: LakeTable, group: Sequence[LiveFile]) -> Iterator[pa.Table]:
-    """All rows of some files in the table's order, through an external sort."""
+    """All rows of some files in the table's order; one file after the other where it has none."""
     keys = SORT_KEYS.get(table.name)
     if keys is None:
-        yield from (pa.Table.from_batches([batch]) for batch in table.scan_files(group))
-        return
-    runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(SORT_MEMORY_BYTES)
-    context = SessionContext(SessionConfig().with_target_partitions(1), runtime)
-    context.register_dataset("merged", table.dataset([file.path for file in group]))
-    order = ", ".join(f'"{key}" ASC NULLS LAST' for key in keys)
-    for batch in context.sql(f"SELECT * FROM merged ORDER BY {order}").execute_stream():  # noqa: S608 - our own names
-        yield pa.Table.from_batches([batch.to_pyarrow()])
+        return (pa.Table.from_batches([batch]) for batch in table.scan_files(group))
+    return merge_sorted(table.filesystem, [file.path for file in group], table.schema, keys)

@@ -7,7 +7,7 @@ Leaves out: making files visible, which is a commit (see `lake.table`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -77,6 +77,18 @@ def fresh_name() -> str:
 def rows_per_group(num_bytes: int, num_rows: int) -> int:
     """Rows of a row group so that it holds about `ROW_GROUP_BYTES`."""
     return max(1, min(MAX_ROW_GROUP_ROWS, ROW_GROUP_BYTES * num_rows // max(num_bytes, 1)))
+
+
+def coalesce(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables joined up to about a row group, so that a merge doesn't write many tiny ones."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(part.nbytes for part in held) >= ROW_GROUP_BYTES:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def parquet_writer(

@@ -14,7 +14,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake.errors import CommitConflictError, LakeNotFoundError, VersionGoneError
-from lake.files import STATS_COLUMNS, DataFile, StatsCollector, fresh_name, parquet_writer, rows_per_group
+from lake.files import STATS_COLUMNS, DataFile, StatsCollector, coalesce, fresh_name, parquet_writer, rows_per_group
 
 CHECKPOINT_INTERVAL = 10
 """Commits between checkpoints. A handle replays what lies after the last one at every refresh."""
@@ -39,6 +39,8 @@ COMMIT_ID = "trajlake.commit_id"
 """Key of the commit's metadata that tells this commit from a competitor's."""
 
 NUM_CACHED_FOOTERS = 128
+
+_REMOVAL = "trajlake/removal"
 
 _FORMAT = pads.ParquetFileFormat()
 
@@ -164,13 +166,12 @@ class LakeTable:
         """Write rows, in the order given, as one file that no reader sees until it is committed."""
         return self.write_stream([table])
 
-    def write_stream(self, tables: Sequence[pa.Table] | Iterator[pa.Table]) -> DataFile:
-        """Write tables one after the other into one file; holds one of them at a time."""
+    def write_stream(self, tables: Iterable[pa.Table]) -> DataFile:
+        """Write tables one after the other into one file; holds about a row group of them at a time."""
         path, stats = fresh_name(), StatsCollector(self.stats_columns)
         num_records = 0
         with parquet_writer(self.filesystem, path, self.schema, self.stats_columns) as writer:
-            for table in tables:
-                rows = self.conform(table)
+            for rows in coalesce(self.conform(table) for table in tables):
                 stats.add(rows)
                 num_records += rows.num_rows
                 writer.write_table(rows, row_group_size=rows_per_group(rows.nbytes, rows.num_rows))
@@ -221,7 +222,8 @@ class LakeTable:
             now_ms = int(time.time() * 1000)
             actions: list[AddAction | RemoveAction] = [_add(file, data_change) for file in files]
             actions += [RemoveAction(file.path, data_change, now_ms, file.size, {}) for file in remove]
-            return self._write("append", actions, progress, metadata)
+            guards = [self._removal()] if remove else []
+            return self._write("append", actions, [*_transactions(progress), *guards], metadata)
 
     def replace(
         self, files: Sequence[DataFile], *, progress: Progress | None = None, metadata: Mapping[str, str] | None = None
@@ -231,7 +233,17 @@ class LakeTable:
         `progress` is recorded but its starts are not compared. Raises `CommitConflictError` like `commit`.
         """
         with self._lock:
-            return self._write("overwrite", [_add(file, data_change=True) for file in files], progress, metadata)
+            actions: list[AddAction | RemoveAction] = [_add(file, data_change=True) for file in files]
+            transactions = [*_transactions(progress), self._removal()]
+            # No rebase: delta-rs would let rows that were appended since this handle's version survive the overwrite.
+            return self._write("overwrite", actions, transactions, metadata, max_retries=0)
+
+    def _removal(self) -> Transaction:
+        """A guard: of two commits that remove files of one version, one fails.
+
+        delta-rs sees no conflict between two rewrites of one file without data change, and would keep both results.
+        """
+        return Transaction(_REMOVAL, int(self._delta.transaction_version(_REMOVAL) or 0) + 1)
 
     def _require_start(self, progress: Progress) -> None:
         found = self.progress(progress.pipeline, progress.log_id, list(progress.ranges))
@@ -245,13 +257,15 @@ class LakeTable:
         self,
         mode: str,
         actions: list[AddAction | RemoveAction],
-        progress: Progress | None,
+        transactions: list[Transaction],
         metadata: Mapping[str, str] | None,
+        max_retries: int | None = None,
     ) -> int:
         commit_id, before = str(uuid.uuid4()), self.version
         properties = CommitProperties(
-            app_transactions=progress.transactions() if progress else None,
+            app_transactions=transactions or None,
             custom_metadata={**(metadata or {}), COMMIT_ID: commit_id},
+            max_commit_retries=max_retries,
         )
         try:
             self._delta.create_write_transaction(
@@ -387,6 +401,10 @@ def filesystem_of(url: str, storage_options: Mapping[str, str] | None) -> pafs.F
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - object stores only
 
     return pafs.PyFileSystem(DeltaStorageHandler(url, dict(storage_options or {})))
+
+
+def _transactions(progress: Progress | None) -> list[Transaction]:
+    return progress.transactions() if progress else []
 
 
 def _add(file: DataFile, data_change: bool) -> AddAction:
