@@ -246,13 +246,22 @@ class CommitFn(beam.DoFn):
     def process(self, element: tuple[int, Iterable[int]]) -> Iterator[int]:
         """One commit of `epochs`; gives its version."""
         graded = sum(element[1])
-        table = warm_lake(self._lake_url).table("epochs")
-        table.refresh()
-        counts = EpochCounts(num_records=graded)
-        file = table.write_file(epochs_table(self._progress, counts, {}, self._started))
-        yield commit_or_discard(table, [file], self._progress, {"pipeline": PIPELINE}).version
+        yield commit_verified(warm_lake(self._lake_url), self._progress, graded, self._started)
         count("num_records", graded)
-        reach("verify.epochs.after_commit")
+
+
+def commit_verified(lake: Lake, progress: Progress, graded: int, started: float) -> int:
+    """Note in `epochs` that a range was verified; gives the table's version.
+
+    Raises:
+        CommitConflictError: another process was faster.
+    """
+    table = lake.table("epochs")
+    table.refresh()
+    file = table.write_file(epochs_table(progress, EpochCounts(num_records=graded), {}, started))
+    version = commit_or_discard(table, [file], progress, {"pipeline": PIPELINE}).version
+    reach("verify.epochs.after_commit")
+    return version
 
 
 class Home(NamedTuple):
@@ -304,4 +313,14 @@ def verify_epoch(
     if not width(ranges):
         return None
     started = time.time()
+    if not any(_finishes(lake, home.log_id, partition, *span) for partition, span in ranges.items()):
+        # Nothing to grade is the common case in a follower; it isn't worth a Beam job.
+        commit_verified(lake, Progress(PIPELINE, home.log_id, ranges), 0, started)
+        return {"num_records": 0}
     return run_beam(lambda pipeline: build(pipeline, home, ranges, config, started), beam_options)
+
+
+def _finishes(lake: Lake, log_id: str, partition: int, start: int, end: int) -> bool:
+    """Whether any trajectory finished in a range."""
+    types = read_range(lake.table("events"), log_id, partition, start, end, ["offset", "type"]).column("type")
+    return bool(pc.any(pc.equal(types, "trajectory_finished")).as_py())
