@@ -2,8 +2,8 @@
 
 The kernel's limits are per process (`setrlimit(2)`), and `RLIMIT_NPROC` doesn't bind where trajlake runs as root. So
 the whole sandbox is sampled as well, through `/proc/PID/root/proc`: the sandbox's own view of its processes, which
-holds exactly those of its pid namespace, orphans included. Between two samples (≥ 20 ms) a limit can be passed by what fits
-into that time; cgroups, which don't have this gap, need rights that a plain user seldom has.
+holds exactly those of its pid namespace, orphans included. Between two samples (≥ 20 ms) a limit can be passed by
+what fits into that time; cgroups, which don't have this gap, need rights that a plain user seldom has.
 """
 
 import math
@@ -51,7 +51,8 @@ def set_kernel_limits(pid: int, limits: Limits) -> None:
         resource.RLIMIT_CPU: (cpu, cpu + 1),
         resource.RLIMIT_AS: (2 * limits.memory_bytes + _ADDRESS_SPACE_SLACK,) * 2,
         resource.RLIMIT_FSIZE: (limits.disk_bytes,) * 2,
-        resource.RLIMIT_NPROC: (limits.processes + 1,) * 2,  # bwrap's reaper is one of them
+        # Above the limit, so that a sample sees it passed and names it: at the limit a fork would only fail.
+        resource.RLIMIT_NPROC: (2 * limits.processes + 16,) * 2,
         resource.RLIMIT_NOFILE: (_OPEN_FILES,) * 2,
         resource.RLIMIT_CORE: (0, 0),
     }
@@ -62,25 +63,32 @@ def set_kernel_limits(pid: int, limits: Limits) -> None:
         resource.prlimit(pid, kind, (soft, hard))
 
 
-def take_sample(pid: int) -> Sample | None:
-    """Look at all processes of the sandbox whose pid namespace has `pid` as its first process; None once it is gone.
+def take_sample(pid: int, max_processes: int) -> Sample | None:
+    """Look at all processes of the sandbox whose pid namespace has `pid` as its first process.
+
+    None before its root is set up, when `/proc/PID/root` is still the host's, and once it is gone.
 
     Memory is the sum of resident sets, so pages that processes share count more than once: an upper bound, which
-    `exact_memory` refines. CPU time includes children that were waited for.
+    `exact_memory` refines. CPU time includes children that were waited for. With more than `max_processes`, zombies
+    included, only their number is taken: looking at each of a fork bomb's would let it grow.
     """
     root = f"/proc/{pid}/root"
     try:
-        numbers = [name for name in os.listdir(f"{root}/proc") if name.isdigit()]  # noqa: PTH208 - fifty times a second
+        if os.stat(f"{root}/proc").st_dev == os.stat("/proc").st_dev:  # noqa: PTH116 - fifty times a second
+            return None
+        numbers = [name for name in os.listdir(f"{root}/proc") if name.isdigit()]  # noqa: PTH208 - as above
     except OSError:
         return None
-    pages = ticks = processes = 0
+    processes = len(numbers) - ("1" in numbers)  # the first is bwrap's reaper
+    if processes > max_processes:
+        return Sample(processes, 0, 0.0)
+    pages = ticks = 0
     for number in numbers:
         with suppress(OSError, ValueError, IndexError):
             # After the command's name, which may hold anything, in proc(5)'s order from field 3 on.
             fields = Path(f"{root}/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
             ticks += sum(map(int, fields[11:15]))
             pages += int(fields[21])
-            processes += fields[0] != b"Z" and number != "1"
     memory = pages * _PAGE_BYTES + _bytes_in_memory_folders(root)
     return Sample(processes, memory, ticks / _TICKS_PER_SECOND)
 

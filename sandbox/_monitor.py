@@ -4,6 +4,7 @@
 are watched by one daemon thread.
 """
 
+import math
 import os
 import threading
 import time
@@ -36,14 +37,15 @@ class Monitor:
 
     def look(self) -> Breach | None:
         """Take a sample; a passed limit, or None."""
-        sample = take_sample(self._init_pid)
+        sample = take_sample(self._init_pid, self._limits.processes)
         now = time.monotonic()
         if sample is None:
-            self.due = now + _LONGEST_SECONDS
-            return None
-        self.peak_bytes = max(self.peak_bytes or 0, sample.memory_bytes)
+            self.due = now + _SHORTEST_SECONDS if self.cpu_seconds is None else math.inf  # not begun, or gone
+            return Breach("timeout", "not begun in time") if now - self.started > self._limits.wall_seconds else None
         worked = sample.cpu_seconds != self.cpu_seconds
-        self.cpu_seconds = sample.cpu_seconds
+        if sample.processes <= self._limits.processes:
+            self.peak_bytes = max(self.peak_bytes or 0, sample.memory_bytes)
+            self.cpu_seconds = sample.cpu_seconds
         breach = find_breach(self._init_pid, sample, now - self.started, self._limits)
         if breach is None and worked and now >= self._disk_due:
             breach = self.look_at_disk()
@@ -92,7 +94,7 @@ class Watcher:
                 due = [monitor for monitor in self._watched if monitor.due <= now]
                 if not due:
                     soonest = min((monitor.due for monitor in self._watched), default=None)
-                    self._changed.wait(None if soonest is None else max(0.0, soonest - now))
+                    self._changed.wait(None if soonest in (None, math.inf) else max(0.0, soonest - now))
                     continue
             for monitor in due:
                 self._look(monitor)

@@ -28,10 +28,16 @@ class BubblewrapProcess:
         self._breach: Breach | None = None
         self._result: ExecutionResult | None = None
 
+    @property
+    def closed(self) -> bool:
+        """True once everything of it is gone."""
+        return self._child.exited < 0
+
     def stop(self, breach: Breach) -> None:
-        """Kill it for a limit that it passed; the first breach is the outcome."""
-        self._breach = self._breach or breach
-        self._child.kill()
+        """Kill it for a limit that it passed, unless it has just ended; the first breach is the outcome."""
+        if not self._child.has_ended():
+            self._breach = self._breach or breach
+            self._child.kill()
 
     def write(self, data: bytes) -> None:
         """Send bytes; those to an ended process are lost, as `read_until` and `poll` then tell."""
@@ -120,7 +126,8 @@ class BubblewrapProcess:
     def _move(self, seconds: float | None) -> None:
         self._streams.move(seconds)
         if self._breach is None and (self._streams.stdout.truncated or self._streams.stderr.truncated):
-            self.stop(Breach("output_limit", f"over {self._limits.output_bytes} bytes of output"))
+            self._breach = Breach("output_limit", f"over {self._limits.output_bytes} bytes of output")
+            self._child.kill()
 
     def _conclude(self, reported: int | None) -> ExecutionResult:
         outcome, code, error = self._judge(reported)

@@ -6,6 +6,7 @@ import select
 from sandbox._child import Child
 
 _CHUNK_BYTES = 65536
+_LONGEST_WAIT = 3600.0
 
 
 class Sink:
@@ -69,7 +70,7 @@ class Streams:
 
     def move(self, seconds: float | None) -> None:
         """Wait, at most so long, for anything to move, and move it."""
-        for descriptor, _ in self._poll.poll(None if seconds is None else max(0.0, seconds) * 1000):
+        for descriptor, _ in self._poll.poll(None if seconds is None else max(0.0, min(seconds, _LONGEST_WAIT)) * 1000):
             if descriptor == self._child.exited:
                 self._poll.unregister(descriptor)
                 self.ended = True

@@ -317,9 +317,10 @@ def _read_regular(folder: int, name: str, max_bytes: int) -> bytes | None:
         descriptor = _open_entry(folder, name, os.O_RDONLY | os.O_NONBLOCK)  # non-blocking: a pipe has no writer
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
         content = bytearray()
         while len(content) <= max_bytes:
             chunk = file.read(min(_CHUNK_BYTES, max_bytes + 1 - len(content)))

@@ -11,7 +11,6 @@ though without any capability.
 
 import posixpath
 import threading
-import weakref
 from collections.abc import Mapping
 from typing import Self
 
@@ -50,7 +49,7 @@ class BubblewrapSandbox:
         self._limits = limits
         self._folder = new_folder()
         self._workspace = self._folder / "workspace"
-        self._processes: weakref.WeakSet[BubblewrapProcess] = weakref.WeakSet()
+        self._processes: set[BubblewrapProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
         self._mounts = (
@@ -142,7 +141,7 @@ class BubblewrapSandbox:
     def _keep(self, process: BubblewrapProcess) -> BubblewrapProcess:
         with self._lock:
             if not self._closed:
-                self._processes.add(process)
+                self._processes = {known for known in self._processes if not known.closed} | {process}
                 return process
         process.close()
         raise SandboxError("the sandbox is closed")

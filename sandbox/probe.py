@@ -75,6 +75,11 @@ def explain_refusal(bwrap: str, stderr: str, sysctls: Mapping[str, str]) -> str:
     said = f"{bwrap} can't make a sandbox ({stderr.strip() or 'no error text'})"
     if sysctls.get("user.max_user_namespaces") == "0":
         return f"{said}: user namespaces are switched off. Remedy: sudo sysctl -w user.max_user_namespaces=15000"
+    if "max_*_namespaces" in stderr:
+        return (
+            f"{said}: no more user namespaces are allowed here. Remedy: sudo sysctl -w user.max_user_namespaces=15000; "
+            "inside another sandbox, let that one allow nested user namespaces"
+        )
     if sysctls.get("kernel.unprivileged_userns_clone") == "0":
         return (
             f"{said}: this kernel keeps user namespaces to root. "
