@@ -7,7 +7,7 @@ Leaves out what follows from a violation: one bad row quarantines what its rule'
     GateError(RuntimeError)    Great Expectations itself failed; nothing was checked, so nothing may be written
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -93,7 +93,7 @@ class Gate:
         if not failed:
             return {}
         verdicts = self._validate(row_suite_for(table, failed), frame, failed)
-        indices = {name: verdict["result"]["unexpected_index_list"] for name, verdict in verdicts.items()}
+        indices = {rule.name: verdicts[rule.name]["result"]["unexpected_index_list"] for rule in failed}
         for name, rows in indices.items():
             if not rows:
                 raise GateError(f"rule {name}: the column fails, but no row does")
@@ -153,19 +153,21 @@ def _quality(rule: Rule, verdict: dict[str, Any], num_rows: int, indices: dict[s
 
 
 def _violations(candidates: pa.Table, frame: "pd.DataFrame", indices: dict[str, list[int]]) -> list[Violation]:
-    rank = {name: position for position, name in enumerate(RULES)}
-    counts = {name: frame[name].tolist() for name in indices}
-    pairs = sorted(((row, name) for name, rows in indices.items() for row in rows), key=lambda p: (p[0], rank[p[1]]))
-    return [Violation(row, name, _reason(candidates, row, RULES[name], counts[name][row])) for row, name in pairs]
+    found = [
+        Violation(row, name, reason)
+        for name, rows in indices.items()
+        for row, reason in zip(rows, _reasons(candidates, frame, RULES[name], rows), strict=True)
+    ]
+    # Rules come in precedence order, and the sort keeps it within a row.
+    return sorted(found, key=lambda violation: violation.row_index)
 
 
-def _reason(candidates: pa.Table, row: int, rule: Rule, count: int) -> str:
-    """The rule's sentence, how often, and the values that it looked at."""
-    values = []
-    for name in rule.shown:
-        if name in candidates.column_names:
-            value = candidates.column(name)[row].as_py()
-            if value is not None:
-                values.append(f"{name}={str(value)[:_MAX_SHOWN]}")
-    seen = ", ".join([f"{count}x", *values])
-    return f"{rule.doc.removesuffix('.')} ({seen})"
+def _reasons(candidates: pa.Table, frame: "pd.DataFrame", rule: Rule, rows: list[int]) -> Iterator[str]:
+    """Per broken row: the rule's sentence, how often it is broken, and the values that it looked at."""
+    sentence = rule.doc.removesuffix(".")
+    shown = candidates.select([name for name in rule.shown if name in candidates.column_names]).take(rows)
+    columns = {name: shown.column(name).to_pylist() for name in shown.column_names}
+    for position, count in enumerate(frame[rule.name].take(rows).tolist()):
+        values = ((name, column[position]) for name, column in columns.items())
+        quoted = [f"{name}={str(value)[:_MAX_SHOWN]}" for name, value in values if value is not None]
+        yield f"{sentence} ({', '.join([f'{count}x', *quoted])})"
