@@ -101,6 +101,20 @@ class Home:
         """URL of the folder for published policies."""
         return self.config.home.checkpoints or (self.root / "checkpoints").as_uri()
 
+    @property
+    def checkpoints_folder(self) -> Path:
+        """Local folder for published policies.
+
+        Raises:
+            ValueError: the URL is no local folder.
+        """
+        from storage.blobs import local_root  # noqa: PLC0415 - heavy; only where a part is opened
+
+        folder = local_root(self.checkpoints_url)
+        if folder is None:
+            raise ValueError(f"{self.checkpoints_url}: checkpoints need a local folder, as in file:///srv/checkpoints")
+        return folder
+
     def init(self, partitions: int | None = None) -> list[str]:
         """Create what is missing: settings, key, log, tables, blob store. Leaves what is there as it is.
 

@@ -150,11 +150,20 @@ def _step(row: Row, limit: int | None) -> Iterator[Line]:
     facts = _given(row, "role", "policy_id", "min_policy_version", "finish_reason", "step_reward", "llm_ms")
     tokens = "" if row["response_token_ids"] is None else f"  {len(row['response_token_ids'])} tokens"
     yield "step", f"step {row['step_idx']}  {facts}{tokens}"
+    if speech := _speech(row["messages"]):
+        yield "plain", f"  {_cut(speech, limit)}"
     followed = [("action", item) for item in _parsed(row["actions"])]
     followed += [("observation", item) for item in _parsed(row["observations"])]
     # Early observations (the prompt) have lower sequence numbers than the call's own actions.
     for kind, item in sorted(followed, key=lambda pair: pair[1].get("seq", 0)):
         yield from _happening(kind, item, limit)
+
+
+def _speech(messages: str | None) -> str:
+    """What the model said in words: its last message, where the messages are known."""
+    last = (json.loads(messages) or [{}])[-1] if messages else {}
+    content = last.get("content")
+    return content.strip() if last.get("role") == "assistant" and isinstance(content, str) else ""
 
 
 def _parsed(text: str | None) -> list[dict[str, Any]]:

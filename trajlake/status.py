@@ -71,7 +71,7 @@ def table_rows(lake: "Lake") -> Iterator[StatusRow]:
             section="table",
             name=name,
             value=sum(file.num_records for file in files),
-            detail=f"{len(files)} files, {megabytes(size)}, version {version}",
+            detail=f"{len(files)} file{'s' * (len(files) != 1)}, {megabytes(size)}, version {version}",
         )
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 T = TypeVar("T", bound=Struct)
 
 PREFIX = "TRAJLAKE_"
-NOT_SETTINGS = frozenset({"TRAJLAKE_HOME", "TRAJLAKE_FAILPOINT"})
+NOT_SETTINGS = frozenset({"TRAJLAKE_HOME", "TRAJLAKE_BWRAP", "TRAJLAKE_SANDBOX_DIR", "TRAJLAKE_FAILPOINT"})
 """Variables with our prefix that no section holds."""
 RESERVED_PREFIX = "TRAJLAKE_TEST_"
 """Variables of test suites; never settings."""

@@ -10,12 +10,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from trajlake.cli.demo import demo
 from trajlake.cli.domains import domains
 from trajlake.cli.errors import INTERRUPTED, explain
 from trajlake.cli.import_ import import_
 from trajlake.cli.init import init
+from trajlake.cli.learn import learn
 from trajlake.cli.noise import quiet_libraries
 from trajlake.cli.pipeline import app as pipeline_app
+from trajlake.cli.rollout import rollout
 from trajlake.cli.show import show
 from trajlake.cli.sql import sql
 from trajlake.cli.status import status
@@ -80,8 +83,11 @@ def _root(
 
 
 app.command("init")(init)
-app.command("import")(import_)
+app.command("demo")(demo)
+app.command("rollout")(rollout)
 app.add_typer(pipeline_app, name="pipeline")
+app.command("learn")(learn)
+app.command("import")(import_)
 app.command("sql")(sql)
 app.command("show")(show)
 app.command("status")(status)

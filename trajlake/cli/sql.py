@@ -37,16 +37,9 @@ def sql(
 
 
 def _run(lake: "Lake", query: str, at: str | None, how: FormatName) -> None:
-    import pyarrow as pa
+    from lake.sql import stream_sql
 
-    from lake.errors import QueryError
-    from lake.sql import explain_error, parse_at, run_sql
-
-    reader = run_sql(lake, query, parse_at(at) if at else None)
-    try:
-        put_batches(reader.schema, reader, how)
-    except pa.ArrowException as error:  # what only shows while rows are computed, such as a bad cast
-        raise QueryError(explain_error(str(error))) from error
+    put_batches(*stream_sql(lake, query, at), how=how)
 
 
 def _prompt(home: "Home", lake: "Lake", at: str | None, how: FormatName) -> None:
