@@ -22,7 +22,7 @@ class LearnerConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """Passes over a step's trajectories."""
     minibatch_size: Positive = 64
     """Trajectories per optimizer step."""
-    learning_rate: PositiveFloat = 1e-3
+    learning_rate: PositiveFloat = 2e-3
     """AdamW's step size."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decay."""
