@@ -5,18 +5,16 @@ nowhere; what is opened is checked to be a regular file before it is read; sizes
 """
 
 import hashlib
-import io
 import os
 import stat
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from sandbox._directories import remove_tree
-from sandbox.port import SandboxError, SandboxPathError, WorkspaceLimitError
-from schemas.records import FileState, Workspace
+from sandbox.port import SandboxPathError, WorkspaceLimitError
+from schemas.records import FileState
 
 MAX_DEPTH = 100
 """Of folders; deeper trees are refused, since they are only made to break readers."""
@@ -55,9 +53,9 @@ def read_file(root: Path, path: str, max_bytes: int) -> bytes:
         SandboxPathError: no regular file inside the workspace (links are not followed), or larger.
     """
     *folders, name = parts_of(path)
-    with _open_root(root) as descriptor:
+    with open_root(root) as descriptor:
         try:
-            folder = _descend(descriptor, folders)
+            folder = descend(descriptor, folders)
         except OSError as error:
             raise SandboxPathError(f"can't open {path[:200]!r}: {error.strerror}") from error
         try:
@@ -78,11 +76,11 @@ def write_files(root: Path, files: Mapping[str, bytes], mode: int = 0o644) -> No
         SandboxPathError: a path that leaves the workspace.
     """
     wanted = {path: parts_of(path) for path in files}
-    with _open_root(root) as descriptor:
+    with open_root(root) as descriptor:
         for path, (*folders, name) in wanted.items():
-            folder = _descend(descriptor, folders, make=True)
+            folder = descend(descriptor, folders, make=True)
             try:
-                _write_regular(folder, name, files[path], mode)
+                write_regular(folder, name, files[path], mode)
             finally:
                 os.close(folder)
 
@@ -93,7 +91,7 @@ def walk(root: Path) -> Iterator[Entry]:
     Raises:
         WorkspaceLimitError: deeper than `MAX_DEPTH`.
     """
-    with _open_root(root) as descriptor:
+    with open_root(root) as descriptor:
         yield from _walk(descriptor, "", 1)
 
 
@@ -119,7 +117,7 @@ def states(root: Path, max_bytes: int) -> dict[str, FileState]:
         WorkspaceLimitError: more than `max_bytes` in all.
     """
     found: dict[str, FileState] = {}
-    for entry, kind, content, target in _contents(root, max_bytes):
+    for entry, kind, content, target in contents(root, max_bytes):
         found[entry.path] = FileState(
             kind=kind,
             size=len(content),
@@ -130,90 +128,11 @@ def states(root: Path, max_bytes: int) -> dict[str, FileState]:
     return found
 
 
-def pack(root: Path, max_bytes: int) -> Workspace:
-    """Deterministic tar: names in order, no times, no owners. Links stay links, hard links become copies.
-
-    Sockets, pipes and devices are left out, and named in the archive's comment.
-
-    Raises:
-        WorkspaceLimitError: more than `max_bytes` in all.
-    """
-    special = sorted(entry.path for entry in walk(root) if not _kind(entry.status))
-    note = {"comment": "left out (special): " + ", ".join(special)} if special else None
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=note) as archive:
-        for entry, kind, content, target in _contents(root, max_bytes):
-            member = tarfile.TarInfo(entry.path)
-            member.mode = stat.S_IMODE(entry.status.st_mode) & 0o777
-            member.type = {"file": tarfile.REGTYPE, "directory": tarfile.DIRTYPE, "symlink": tarfile.SYMTYPE}[kind]
-            member.linkname, member.size = target or "", len(content)
-            archive.addfile(member, io.BytesIO(content))
-    data = buffer.getvalue()
-    return Workspace(sha256=hashlib.sha256(data).hexdigest(), data=data)
-
-
-def unpack(root: Path, workspace: Workspace) -> None:
-    """Replace the workspace by a snapshot.
-
-    `tarfile`'s own extraction follows links on the way to a member; here each member is written like any file.
-
-    Raises:
-        SandboxError: the digest is wrong, or it is no archive of plain files, folders and symlinks.
-    """
-    if hashlib.sha256(workspace.data).hexdigest() != workspace.sha256:
-        raise SandboxError(f"workspace {workspace.sha256} has other content than its digest says")
-    clear(root)
-    modes: list[tuple[tuple[str, ...], int]] = []
-    with _open_root(root) as descriptor:
-        try:
-            with tarfile.open(fileobj=io.BytesIO(workspace.data), mode="r:") as archive:
-                for member in archive:
-                    _unpack_member(descriptor, archive, member)
-                    if member.isdir():
-                        modes.append((parts_of(member.name), member.mode & 0o777))
-        except (tarfile.TarError, OSError) as error:
-            raise SandboxError(f"workspace {workspace.sha256} can't be unpacked: {error}") from error
-        # Last and inside out: a folder that can't be written had to be filled first.
-        for parts, mode in reversed(modes):
-            _set_mode(descriptor, parts, mode)
-
-
-def clear(root: Path) -> None:
-    """Remove all that is in the workspace; the folder itself stays, since it may be mounted."""
-    with _open_root(root):
-        pass
-    for child in list(root.iterdir()):
-        if child.is_dir() and not child.is_symlink():
-            remove_tree(child)
-        else:
-            child.unlink(missing_ok=True)
-
-
-def _unpack_member(root: int, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    *folders, name = parts_of(member.name)
-    if member.isdir():
-        os.close(_descend(root, [*folders, name], make=True))
-        return
-    folder = _descend(root, folders, make=True)
-    try:
-        if member.issym():
-            _remove_entry(folder, name)
-            os.symlink(member.linkname, name, dir_fd=folder)
-        elif member.isreg() and not member.issparse():
-            source = archive.extractfile(member)
-            assert source is not None
-            _write_regular(folder, name, source.read(), member.mode & 0o777)
-        else:
-            raise SandboxError(f"workspace archive holds {member.name[:200]!r} of type {member.type!r}")
-    finally:
-        os.close(folder)
-
-
-def _contents(root: Path, max_bytes: int) -> Iterator[tuple[Entry, Kind, bytes, str | None]]:
+def contents(root: Path, max_bytes: int) -> Iterator[tuple[Entry, Kind, bytes, str | None]]:
     """Entries with kind, bytes of a file, target of a link; bounded in all as `measure` counts."""
     left = max_bytes
     for entry in walk(root):
-        kind, content, target = _kind(entry.status), b"", None
+        kind, content, target = kind_of(entry.status), b"", None
         left -= _BLOCK
         with suppress(FileNotFoundError):
             if kind == "symlink":
@@ -228,7 +147,7 @@ def _contents(root: Path, max_bytes: int) -> Iterator[tuple[Entry, Kind, bytes, 
                 yield entry, kind, content, target
 
 
-def _kind(status: os.stat_result) -> Kind | None:
+def kind_of(status: os.stat_result) -> Kind | None:
     if stat.S_ISREG(status.st_mode):
         return "file"
     if stat.S_ISDIR(status.st_mode):
@@ -255,7 +174,7 @@ def _walk(folder: int, prefix: str, depth: int) -> Iterator[Entry]:
 
 
 @contextmanager
-def _open_root(root: Path) -> Iterator[int]:
+def open_root(root: Path) -> Iterator[int]:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
     except PermissionError:
@@ -283,7 +202,7 @@ def _open_entry(folder: int, name: str, flags: int) -> int:
         return os.open(name, flags | _OPEN, dir_fd=folder)
 
 
-def _descend(root: int, folders: list[str], *, make: bool = False) -> int:
+def descend(root: int, folders: list[str], *, make: bool = False) -> int:
     """Open the folder at the end of `folders`, one component at a time; the caller closes it.
 
     Raises:
@@ -307,7 +226,7 @@ def _make_folder(parent: int, name: str) -> int:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=parent)
         except OSError:  # a link or a file
-            _remove_entry(parent, name)
+            remove_entry(parent, name)
     raise SandboxPathError(f"{name[:200]!r} keeps changing")
 
 
@@ -330,9 +249,9 @@ def _read_regular(folder: int, name: str, max_bytes: int) -> bytes | None:
         return bytes(content)
 
 
-def _write_regular(folder: int, name: str, content: bytes, mode: int) -> None:
+def write_regular(folder: int, name: str, content: bytes, mode: int) -> None:
     for _ in range(_TRIES):
-        _remove_entry(folder, name)
+        remove_entry(folder, name)
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
         except FileExistsError:
@@ -344,18 +263,10 @@ def _write_regular(folder: int, name: str, content: bytes, mode: int) -> None:
     raise SandboxPathError(f"{name[:200]!r} keeps changing")
 
 
-def _remove_entry(folder: int, name: str) -> None:
+def remove_entry(folder: int, name: str) -> None:
     try:
         os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
         return
     except (IsADirectoryError, PermissionError):
         remove_tree(Path(f"/proc/self/fd/{folder}") / name)
-
-
-def _set_mode(root: int, parts: tuple[str, ...], mode: int) -> None:
-    folder = _descend(root, list(parts))
-    try:
-        os.fchmod(folder, mode)
-    finally:
-        os.close(folder)

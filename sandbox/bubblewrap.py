@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Self
 
-from sandbox import _workspace
+from sandbox import _archive, _workspace
 from sandbox._child import ArgumentsRefusedError, Child, start_long_running
 from sandbox._directories import new_folder, owner_folder, remove_tree
 from sandbox._monitor import process_watcher
@@ -113,7 +113,7 @@ class BubblewrapSandbox:
         Raises:
             WorkspaceLimitError: over the disk limit or too deep.
         """
-        return _workspace.pack(self._workspace, self._limits.disk_bytes)
+        return _archive.pack(self._workspace, self._limits.disk_bytes)
 
     def restore(self, workspace: Workspace) -> None:
         """Replace the workspace by a snapshot, made here or elsewhere.
@@ -121,7 +121,7 @@ class BubblewrapSandbox:
         Raises:
             SandboxError: wrong digest, or no archive that `snapshot` could have made.
         """
-        _workspace.unpack(self._workspace, workspace)
+        _archive.unpack(self._workspace, workspace)
 
     def close(self) -> None:
         """Kill everything and remove the workspace; idempotent."""

@@ -96,7 +96,7 @@ def test_ctrl_c_is_the_owners_to_handle(owner, folder):
 
 def test_nothing_is_left_after_closing():
     open_sandbox().close()  # what belongs to the process, not to a sandbox: its folder's lock
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     children = len(psutil.Process().children())
     mounts = Path("/proc/self/mountinfo").read_text()
     with open_sandbox() as sandbox:
@@ -107,7 +107,7 @@ def test_nothing_is_left_after_closing():
         sandbox.execute(Command(argv=("no-such-program",)))
         sandbox.start(Command(argv=("sleep", "100")))
     assert not folder.exists()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert len(psutil.Process().children()) == children
     assert Path("/proc/self/mountinfo").read_text() == mounts
 
@@ -119,10 +119,12 @@ def test_a_binary_that_is_no_bwrap_is_refused_before_anything_starts(monkeypatch
 
 
 def test_a_bwrap_that_fails_later_is_an_infrastructure_error(tmp_path, monkeypatch):
-    """A wrapper of the real one, which refuses after it was found to work: a disk that fills up, a limit on namespaces."""
+    """A wrapper of the real one that refuses after it was found to work, as at a limit on namespaces."""
     real = BubblewrapSandbox()._bwrap
     switch, wrapper = tmp_path / "broken", tmp_path / "bwrap"
-    wrapper.write_text(f"#!/bin/sh\nif [ -e {switch} ]; then echo 'bwrap: no space left' >&2; exit 1; fi\nexec {real} \"$@\"\n")
+    wrapper.write_text(
+        f"#!/bin/sh\nif [ -e {switch} ]; then echo 'bwrap: no space left' >&2; exit 1; fi\nexec {real} \"$@\"\n"
+    )
     wrapper.chmod(0o755)
     monkeypatch.setenv("TRAJLAKE_BWRAP", str(wrapper))
     with open_sandbox() as sandbox:

@@ -21,7 +21,10 @@ def test_other_systems_are_told_what_to_do(monkeypatch):
     [
         ({"user.max_user_namespaces": "0"}, "sysctl -w user.max_user_namespaces=15000"),
         ({"kernel.unprivileged_userns_clone": "0"}, "sysctl -w kernel.unprivileged_userns_clone=1"),
-        ({"kernel.apparmor_restrict_unprivileged_userns": "1"}, "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        (
+            {"kernel.apparmor_restrict_unprivileged_userns": "1"},
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
         ({"kernel.apparmor_restrict_unprivileged_userns": "1"}, "/etc/apparmor.d/trajlake-bwrap"),
         ({"kernel.apparmor_restrict_unprivileged_userns": "0"}, "--security-opt seccomp=unconfined"),
         ({}, "--security-opt seccomp=unconfined"),
