@@ -15,102 +15,18 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from pipelines.gate.columns import Counts, Lists, Mask, Rows, dense, flags
 from pipelines.gate.rules import rules_for
 from schemas import events
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Counts = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
 LOGPROB_TOLERANCE = 1e-6
 """How far above 0 a log-probability may lie: rounding of a log-softmax in single precision."""
 
 _HEX_SHA256 = r"\A[0-9a-f]{64}\z"
-
-
-class Lists:
-    """A list column as flat values and per-row lengths; null rows have length 0."""
-
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        array = column.combine_chunks()
-        self.valid: Mask = _flags(array.is_valid())
-        # flatten() leaves out what null slots and slices cover, unlike `values`.
-        self.values: pa.Array = array.flatten()
-        self.lengths: Counts = np.where(self.valid, _numpy(array.value_lengths(), 0), 0).astype(np.int64)
-        self.offsets: Counts = np.concatenate([[0], np.cumsum(self.lengths)])
-
-    def count(self, bad: Mask) -> Counts:
-        """Per row, how many of its values are bad."""
-        positions = np.flatnonzero(bad)
-        return np.diff(np.searchsorted(positions, self.offsets)).astype(np.int64)
-
-    def sums(self, values: NDArray[np.int64]) -> Counts:
-        """Per row, the sum of its values."""
-        return np.diff(np.concatenate([[0], np.cumsum(values)])[self.offsets])
-
-
-class Rows:
-    """A candidate table with the few readings that the checks need."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table
-        self._lists: dict[str, Lists] = {}
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def has(self, name: str) -> bool:
-        """Whether the table has the column at all."""
-        return name in self._table.column_names
-
-    def lists(self, name: str) -> Lists:
-        """A list column."""
-        if name not in self._lists:
-            self._lists[name] = Lists(self._table.column(name))
-        return self._lists[name]
-
-    def floats(self, name: str) -> tuple[NDArray[np.float64], Mask]:
-        """A numeric column and which of its rows are present; 0 where absent."""
-        column = self._table.column(name)
-        values = _numpy(pc.cast(column, pa.float64()), 0.0)
-        return values.astype(np.float64), self.present(name)
-
-    def integers(self, name: str) -> tuple[Counts, Mask]:
-        """An integer column and which of its rows are present; 0 where absent."""
-        return _numpy(self._table.column(name), 0).astype(np.int64), self.present(name)
-
-    def present(self, name: str) -> Mask:
-        """Rows where the column is not null."""
-        return _flags(pc.is_valid(self._table.column(name)))
-
-    def true(self, name: str) -> Mask:
-        """Rows where a bool column is true."""
-        return _flags(self._table.column(name))
-
-    def false(self, name: str) -> Mask:
-        """Rows where a bool column is false and not null."""
-        return self.present(name) & ~self.true(name)
-
-    def among(self, name: str, values: tuple[str, ...]) -> Mask:
-        """Rows whose text is one of the values; null is none of them."""
-        return _flags(pc.is_in(self._table.column(name), value_set=pa.array(values, pa.string())))
-
-    def strings(self, name: str) -> pa.ChunkedArray:
-        """A text column."""
-        return self._table.column(name)
-
-
-def _numpy(values: Any, absent: float) -> NDArray[Any]:
-    filled = pc.fill_null(values, absent)
-    return np.asarray(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy())
-
-
-def _flags(values: Any) -> Mask:
-    return _numpy(values, False).astype(np.bool_)
 
 
 def _not_finite(rows: Rows, *names: str) -> Counts:
@@ -126,7 +42,7 @@ def _token_ids(*names: str) -> Callable[[Rows], Counts]:
         total = np.zeros(len(rows), np.int64)
         for name in names:
             tokens = rows.lists(name)
-            total += tokens.count(_numpy(tokens.values, -1) < 0)
+            total += tokens.count(dense(tokens.values, -1) < 0)
         return total
 
     return count
@@ -140,12 +56,12 @@ def _logprobs_length(rows: Rows) -> Counts:
 
 def _logprobs_finite(rows: Rows) -> Counts:
     logprobs = rows.lists("logprobs")
-    return logprobs.count(~np.isfinite(_numpy(logprobs.values, np.nan)))
+    return logprobs.count(~np.isfinite(dense(logprobs.values, np.nan)))
 
 
 def _logprobs_positive(rows: Rows) -> Counts:
     logprobs = rows.lists("logprobs")
-    values = _numpy(logprobs.values, np.nan)
+    values = dense(logprobs.values, np.nan)
     return logprobs.count((values > LOGPROB_TOLERANCE) & np.isfinite(values))
 
 
@@ -158,8 +74,8 @@ def _loss_mask_length(rows: Rows) -> Counts:
 
 def _version_runs(rows: Rows) -> tuple[Lists, Counts, Counts]:
     runs = rows.lists("policy_version_runs")
-    version = _numpy(runs.values.field("version"), -1).astype(np.int64)
-    return runs, version, _numpy(runs.values.field("length"), 0).astype(np.int64)
+    version = dense(runs.values.field("version"), -1).astype(np.int64)
+    return runs, version, dense(runs.values.field("length"), 0).astype(np.int64)
 
 
 def _version_runs_length(rows: Rows) -> Counts:
@@ -225,7 +141,7 @@ def _missing(rows: Rows, wanted: str, there: str) -> Counts:
     """Per row, how many strings of one list column the other lacks; 0 where either is null."""
     left, right = rows.lists(wanted), rows.lists(there)
     codes = pa.concat_arrays([left.values, right.values]).dictionary_encode().indices
-    code = _numpy(codes, -1).astype(np.int64)
+    code = dense(codes, -1).astype(np.int64)
     width = np.int64(code.max(initial=0) + 2)
     row = np.arange(len(rows), dtype=np.int64)
     left_keys = np.repeat(row, left.lengths) * width + code[: len(left.values)]
@@ -273,7 +189,7 @@ def _hash_format(*names: str) -> Callable[[Rows], Counts]:
 
 
 def _is_sha256(values: Any) -> Mask:
-    return _flags(pc.match_substring_regex(values, _HEX_SHA256))
+    return flags(pc.match_substring_regex(values, _HEX_SHA256))
 
 
 def _batch_hashes(rows: Rows) -> Counts:
@@ -289,7 +205,7 @@ def _batch_aligned(rows: Rows) -> Counts:
 
 def _advantages_finite(rows: Rows) -> Counts:
     advantages = rows.lists("advantages")
-    return advantages.count(~np.isfinite(_numpy(advantages.values, np.nan)))
+    return advantages.count(~np.isfinite(dense(advantages.values, np.nan)))
 
 
 def _negative(*names: str) -> Callable[[Rows], Counts]:
