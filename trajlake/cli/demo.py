@@ -85,16 +85,17 @@ def _report(home: "Home", plan: "DemoPlan", result: "DemoResult") -> None:
         typer.echo(f"  {command}")
     verdict = "reached" if result.reached else "DID NOT REACH"
     typer.echo(
-        f"\nheld-out reward {verdict} the goal of {plan.goal}: {first.reward:.3f} before training, {last.reward:.3f} after "
-        f"{last.policy_version} updates; {result.seconds:.0f} s"
+        f"\nheld-out reward {verdict} the goal of {plan.goal}: {first.reward:.3f} before training, "
+        f"{last.reward:.3f} after {last.policy_version} updates; {result.seconds:.0f} s"
     )
 
 
 def next_commands(home: "Home", result: "DemoResult") -> list[str]:
     """Three commands that work on what the demo left."""
     option = f" --home {_short(home.root)}"
+    question = "SELECT domain, split, count(*), avg(reward) FROM trajectories GROUP BY domain, split"
     return [
-        f'trajlake sql{option} "SELECT domain, split, count(*), avg(reward) FROM trajectories GROUP BY domain, split"',
+        f'trajlake sql{option} "{question}"',
         f"trajlake status{option}",
         f"trajlake rebuild{option}",
     ]
