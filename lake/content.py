@@ -53,7 +53,7 @@ def _canonical(column: pa.Array) -> Sequence[Any]:
     """Values that encode alike wherever they come from: lists of numbers as bytes, unless the list holds a null."""
     if not pa.types.is_list(column.type) or not pa.types.is_primitive(column.type.value_type):
         return list(column.to_pylist())
-    if column.flatten().null_count or pa.types.is_boolean(column.type.value_type):
+    if column.values.null_count or pa.types.is_boolean(column.type.value_type):
         dtype = column.type.value_type.to_pandas_dtype()
         return [None if v is None else v if None in v else np.array(v, dtype).tobytes() for v in column.to_pylist()]
     offsets = column.offsets.to_numpy()

@@ -1,8 +1,8 @@
 """Read-only SQL over all tables of a lake, by DataFusion.
 
 A query is one SELECT (or EXPLAIN, SHOW, DESCRIBE). Everything else is refused by DataFusion's planner before it runs:
-DDL, DML, COPY, SET, CREATE EXTERNAL TABLE; no function reads files. Filters and projections reach the Delta scan,
-which prunes by table and row-group statistics.
+DDL, DML, COPY, SET, CREATE EXTERNAL TABLE; no function reads files. Filters and projections reach the scan, which
+prunes by table and row-group statistics.
 
 Besides the tables there are three views: `trainable`, `trainable_groups`, `latest_scores` (see `VIEWS`).
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.dataset as pads
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOptions
-from deltalake import DeltaTable
 
 from lake.errors import QueryError, VersionGoneError
 from lake.open import Lake
@@ -100,27 +100,31 @@ def session(lake: Lake, at: Moment = None) -> SessionContext:
     config = SessionConfig().with_information_schema(True)
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES)
     context = SessionContext(config, runtime)
-    for name, delta in snapshots(lake, at).items():
-        context.register_table(name, delta)
+    for name, dataset in snapshots(lake, at).items():
+        context.register_dataset(name, dataset)
     for name, query in VIEWS.items():
         context.register_view(name, context.sql(query))
     return context
 
 
-def snapshots(lake: Lake, at: Moment) -> dict[str, DeltaTable]:
-    """A Delta handle per table at one point of time."""
+def snapshots(lake: Lake, at: Moment) -> dict[str, pads.Dataset]:
+    """A dataset per table at one point of time."""
     if isinstance(at, str):
         at = parse_at(at)
     tables = [lake.table(name) for name in TABLES]
     for table in tables:
         table.refresh()
     if at is None:
-        return {table.name: table.at(table.version) for table in tables}
+        return {table.name: table.snapshot() for table in tables}
+    trajectories = lake.table("trajectories")
     if isinstance(at, datetime):
         time_ms = int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
-        return {table.name: table.at(version_at(table, time_ms)) for table in tables}
-    time_ms = commit_time_ms(lake.table("trajectories"), at)
-    return {t.name: t.at(at if t.name == "trajectories" else version_at(t, time_ms)) for t in tables}
+        at = version_at(trajectories, time_ms)
+        if _is_after(trajectories, at, time_ms):
+            raise VersionGoneError(f"there was no lake yet at {datetime.fromtimestamp(time_ms / 1000, UTC)}")
+    else:
+        time_ms = commit_time_ms(trajectories, at)
+    return {t.name: t.snapshot(at if t.name == "trajectories" else version_at(t, time_ms)) for t in tables}
 
 
 def parse_at(text: str) -> int | datetime:
@@ -151,11 +155,7 @@ def commit_time_ms(table: LakeTable, version: int) -> int:
 
 
 def version_at(table: LakeTable, time_ms: int) -> int:
-    """Newest version that was committed at or before a time.
-
-    Raises:
-        VersionGoneError: the table was not there yet, or its log doesn't reach back so far.
-    """
+    """Newest version that was committed at or before a time; 0, which is empty, where the table came later."""
     low, high = 0, table.version
     while low < high:
         middle = (low + high + 1) // 2
@@ -163,9 +163,6 @@ def version_at(table: LakeTable, time_ms: int) -> int:
             high = middle - 1
         else:
             low = middle
-    if _is_after(table, low, time_ms):
-        when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
-        raise VersionGoneError(f"{table.name} has no version as of {when}")
     return low
 
 

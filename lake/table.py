@@ -28,12 +28,15 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from lake.errors import CommitConflictError, LakeNotFoundError, VersionGoneError
 from lake.files import STATS_COLUMNS, DataFile, StatsCollector, coalesce, fresh_name, parquet_writer, rows_per_group
+from lake.stats import LiveFile, guarantee, live_files, normalise, overlaps
 
 CHECKPOINT_INTERVAL = 10
 """Commits between checkpoints. A handle replays what lies after the last one at every refresh."""
 
 CLEANUP_INTERVAL = 100
 """Versions between looks for expired log entries: each look lists the whole log."""
+
+__all__ = ["CommitConflictError", "DataFile", "LakeTable", "LiveFile", "Progress", "app_id", "overlaps"]
 
 COMMIT_ID = "trajlake.commit_id"
 """Key of the commit's metadata that tells this commit from a competitor's."""
@@ -74,30 +77,9 @@ class Progress:
         return [Transaction(app_id(self.pipeline, self.log_id, p), end) for p, end in sorted(self.ends.items())]
 
 
-@dataclass(frozen=True, slots=True)
-class LiveFile:
-    """A file that belongs to a version of the table."""
-
-    path: str
-    size: int
-    num_records: int
-    low: Mapping[str, Any]
-    """Column → lower bound, where known."""
-    high: Mapping[str, Any]
-    """Column → upper bound, where known."""
-
-
 def app_id(pipeline: str, log_id: str, partition: int) -> str:
     """Delta application id of one pipeline's progress in one partition."""
     return f"{pipeline}/{log_id}/{partition}"
-
-
-def overlaps(column: str, low: int | str, high: int | str) -> pc.Expression:
-    """Over file statistics: true where a file may hold a value of `column` in [low, high]."""
-    all_null = pc.field(f"null_count.{column}") == pc.field("num_records")
-    above = pc.coalesce(pc.field(f"max.{column}") >= low, pc.scalar(value=True))
-    below = pc.coalesce(pc.field(f"min.{column}") <= high, pc.scalar(value=True))
-    return above & below & ~pc.coalesce(all_null, pc.scalar(value=False))
 
 
 class LakeTable:
@@ -314,10 +296,7 @@ class LakeTable:
     # ---- reading ----
 
     def file_stats(self) -> pa.Table:
-        """Live files of the handle's version.
-
-        Columns: path, size_bytes, num_records, and per pruning column `min.C`, `max.C`, `null_count.C`.
-        """
+        """Statistics of the handle's live files, see `lake.stats`."""
         with self._lock:
             if self._adds is None or self._adds[0] != self.version:
                 self._adds = (self.version, self._stats_of(self._delta))
@@ -325,7 +304,7 @@ class LakeTable:
 
     def _stats_of(self, delta: DeltaTable) -> pa.Table:
         adds = pa.table(delta.get_add_actions(flatten=True))
-        return _with_stats(adds, self.schema, self.stats_columns)
+        return normalise(adds, self.schema, self.stats_columns)
 
     def data_files(self, covering: pc.Expression | None = None, version: int | None = None) -> list[LiveFile]:
         """Live files whose statistics satisfy an expression over `file_stats`, see `overlaps`; all without one.
@@ -338,17 +317,23 @@ class LakeTable:
             VersionGoneError: that version can't be had any more.
         """
         stats = self.file_stats() if version is None else self._stats_of(self.at(version))
-        rows = (stats if covering is None else stats.filter(covering)).to_pylist()
-        return [
-            LiveFile(
-                row["path"],
-                row["size_bytes"],
-                row["num_records"],
-                {c: row[f"min.{c}"] for c in self.stats_columns if row[f"min.{c}"] is not None},
-                {c: row[f"max.{c}"] for c in self.stats_columns if row[f"max.{c}"] is not None},
-            )
-            for row in rows
-        ]
+        return live_files(stats if covering is None else stats.filter(covering), self.stats_columns)
+
+    def snapshot(self, version: int | None = None) -> pads.Dataset:
+        """An Arrow dataset of all rows at a version, the handle's by default.
+
+        Filters skip files by the log's statistics, without opening them.
+
+        Raises:
+            VersionGoneError: that version can't be had any more.
+        """
+        stats = self.file_stats() if version is None else self._stats_of(self.at(version))
+        return self.dataset_of(
+            [
+                _FORMAT.make_fragment(row["path"], self.filesystem, guarantee(row, self.stats_columns))
+                for row in stats.to_pylist()
+            ]
+        )
 
     def dataset(self, paths: Sequence[str]) -> pads.Dataset:
         """An Arrow dataset over files of this table."""
@@ -409,18 +394,3 @@ def _transactions(progress: Progress | None) -> list[Transaction]:
 
 def _add(file: DataFile, data_change: bool) -> AddAction:
     return AddAction(file.path, file.size, {}, file.modified_ms, data_change, file.stats)
-
-
-def _with_stats(adds: pa.Table, schema: pa.Schema, stats_columns: Sequence[str]) -> pa.Table:
-    """File statistics with every expected column, null where the log has none."""
-    columns = {name: adds.column(name) for name in ("path", "size_bytes", "num_records")}
-    for name in stats_columns:
-        for kind, kind_type in (
-            ("min", schema.field(name).type),
-            ("max", schema.field(name).type),
-            ("null_count", pa.int64()),
-        ):
-            key = f"{kind}.{name}"
-            known = key in adds.column_names
-            columns[key] = adds.column(key).cast(kind_type) if known else pa.nulls(adds.num_rows, kind_type)
-    return pa.table(columns)
