@@ -1,8 +1,9 @@
 """The demo: the real loop, small. From rollouts in sandboxes to a better policy, in one warm process.
 
 Actors play round after round in a thread of their own; meanwhile the pipelines bring the last round's records into
-tables and the learner trains on them: so the policy is off by a version or two, as in a large system. Every few rounds
-the actors also play held-out tasks, and the demo ends when those reach the goal. All figures are read back from the tables.
+tables and the learner trains on them: so the policy is off by a version or two, as in a large system. Every few
+rounds the actors also play held-out tasks, and the demo ends when those reach the goal. All figures are read back
+from the tables.
 
 Leaves out: how it is printed (see `trajlake.cli.demo`).
 """
