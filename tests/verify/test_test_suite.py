@@ -5,7 +5,6 @@ import pytest
 
 from schemas.events import BlobRef
 from schemas.records import Limits, Task
-from verify.retry import verify_with_retries
 from verify.runtime import SandboxRuntime
 from verify.test_suite import TestSuite, TestSuiteVerifier
 
@@ -188,24 +187,11 @@ def test_suites_differ_in_digest_by_all_that_decides_a_verdict():
     assert len(digests) == 6
 
 
-def test_infrastructure_errors_are_tried_again_until_the_tries_are_used_up(hand_in, runtime, monkeypatch):
+def test_a_sandbox_that_cannot_start_is_an_infrastructure_error(hand_in, runtime, monkeypatch):
     trajectory = hand_in({"solution.py": GOLD})
     monkeypatch.setenv("TRAJLAKE_BWRAP", "/bin/false")
-    verdicts = verify_with_retries(verifier(), TASK, trajectory, runtime, tries=3)
-    assert [verdict.outcome for verdict in verdicts] == ["infra_error"] * 3
-
-
-def test_a_verdict_after_an_infrastructure_error_is_final(hand_in, blobs):
-    trajectory = hand_in({"solution.py": GOLD})
-    failures = iter([OSError("disk full"), ConnectionError("away")])
-
-    def flaky():
-        for error in failures:
-            raise error
-        return SandboxRuntime(blobs).sandbox()
-
-    verdicts = verify_with_retries(verifier(), TASK, trajectory, SandboxRuntime(blobs, flaky), tries=5)
-    assert [verdict.outcome for verdict in verdicts] == ["infra_error", "infra_error", "pass"]
+    verdict = verifier().verify(TASK, trajectory, runtime)
+    assert (verdict.outcome, verdict.score) == ("infra_error", None)
 
 
 def test_a_verifiers_runtime_records_nothing(runtime, hand_in):
