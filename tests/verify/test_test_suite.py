@@ -5,7 +5,6 @@ import pytest
 
 from schemas.events import BlobRef
 from schemas.records import Limits, Task
-from verify.runtime import SandboxRuntime
 from verify.test_suite import TestSuite, TestSuiteVerifier
 
 GOLD = b"def double(x):\n    return 2 * x\n"
