@@ -5,7 +5,7 @@ bytes, so that the exact stored bytes can be hashed without decoding them, and a
 breaking the chain. Records may also arrive as JSON, from producers in other languages: then `envelope` and
 `body` are strings of JSON and `salt` is base64.
 
-    body_sha256  = SHA-256(salt + body bytes)
+    body_sha256  = SHA-256(salt + body bytes), the salt always 16 bytes
     prev_sha256  = SHA-256(envelope bytes of the stream's previous event)
 """
 
@@ -62,7 +62,7 @@ _FREE_FORM: dict[type[Body], tuple[str, ...]] = {
 }
 """Body class → its fields of free form, which types alone don't check."""
 
-_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 """What hostile bytes can raise in msgspec, or in an upcast that reads an ill-formed mapping."""
 
 
@@ -134,6 +134,9 @@ def decode_body(envelope: Envelope, record: Record) -> EventBody:
     Raises:
         WireError: rules `body_hash_mismatch`, `unknown_type`, `undecodable_body`, `type_mismatch`.
     """
+    if len(record.salt) != SALT_BYTES:
+        # Else bytes could move between salt and body without changing the digest.
+        raise WireError("body_hash_mismatch", f"the salt has {len(record.salt)} bytes instead of {SALT_BYTES}")
     if sha256(record.salt, record.body) != envelope.body_sha256:
         raise WireError("body_hash_mismatch", "the body does not have the hash that its envelope names")
     if envelope.type not in BODY_TYPES:
@@ -145,7 +148,7 @@ def decode_body(envelope: Envelope, record: Record) -> EventBody:
             body = _json_body_decoder.decode(record.body)
         else:
             body = _body_decoder.decode(record.body)
-        _check_free_form(body)
+        _check_free_form(body, record.body)
     except _DECODE_ERRORS as error:
         raise WireError("undecodable_body", f"bad {envelope.type} body: {error}") from error
     if not isinstance(body, BODY_TYPES[envelope.type]):
@@ -153,19 +156,28 @@ def decode_body(envelope: Envelope, record: Record) -> EventBody:
     return cast(EventBody, body)
 
 
-def _check_free_form(body: Body) -> None:
-    """Free-form values end as JSON in tables, so refuse what JSON can't say: odd keys, extensions, bottomless nests.
+def _check_free_form(body: Body, data: bytes) -> None:
+    """Free-form values end as JSON in tables and are told on in msgpack, so refuse what either can't say.
+
+    Msgpack brings odd keys and extensions that JSON has no form for; JSON brings integers beyond 64 bits.
+
+    Args:
+        body: Decoded from `data`.
+        data: Msgpack or JSON.
 
     Raises:
         TypeError: for a value that JSON has no form for.
+        OverflowError: for an integer beyond 64 bits.
         ValueError: if it nests deeper than `MAX_DEPTH`.
     """
+    is_json = data[:1] == b"{"
     for name in _FREE_FORM[type(body)]:
         value = getattr(body, name)
         if value is None:
             continue
-        text = _json_encoder.encode(value)
-        # Brackets bound the depth from above; only what has many of them is walked.
+        other = _encoder.encode(value) if is_json else _json_encoder.encode(value)
+        # Brackets in JSON text bound the depth from above; only what has many of them is walked.
+        text = data if is_json else other
         if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
             raise ValueError(f"{name} nests deeper than {MAX_DEPTH}")
 

@@ -56,9 +56,9 @@ def test_upcasts_are_walked_version_by_version():
 def _record_of(version: int, body: bytes) -> bytes:
     envelope = Envelope(
         schema_version=version, event_id="e", run_id="r", trajectory_id="t", attempt=0, stream="t/0", seq=0,
-        producer_id="p", ts_ns=0, prev_sha256=None, body_sha256=sha256(b"", body), type="reward",
+        producer_id="p", ts_ns=0, prev_sha256=None, body_sha256=sha256(bytes(16), body), type="reward",
     )  # fmt: skip
-    return encode_record(encode_envelope(envelope), b"", body)
+    return encode_record(encode_envelope(envelope), bytes(16), body)
 
 
 @pytest.fixture

@@ -176,6 +176,15 @@ def test_a_flipped_bit_anywhere_in_a_body_is_found_by_its_hash():
         assert refusal(encode_record(envelope, SALT, bytes(flipped))) == "body_hash_mismatch"
 
 
+def test_bytes_cannot_move_between_salt_and_body():
+    inner = encode_body(BODY_TYPES["reward"](value=1.0))  # type: ignore[call-arg]
+    outer = b"padding" + inner
+    envelope = encode_envelope(sealed(an_envelope(), outer, "reward"))
+
+    assert refusal(encode_record(envelope, SALT, outer)) == "undecodable_body"
+    assert refusal(encode_record(envelope, SALT + b"padding", inner)) == "body_hash_mismatch"
+
+
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, 2**31 - 1])
 def test_versions_that_this_code_does_not_know_are_named(version: int):
     body = encode_body(BODY_TYPES["reward"](value=0.5))  # type: ignore[call-arg]
@@ -246,9 +255,11 @@ def test_hostile_free_form_values_are_undecodable_bodies(name: str):
         '{"k": NaN}',
         '{"k": 1e999}',
         '{"k": ' + "9" * 5000 + "}",
+        '{"k": 18446744073709551616}',
+        '{"k": -9223372036854775809}',
         '{"k": 1',
     ],
-    ids=["deep arrays", "deep objects", "lone surrogate", "NaN", "1e999", "5000 digits", "cut"],
+    ids=["deep arrays", "deep objects", "lone surrogate", "NaN", "1e999", "5000 digits", "2^64", "-2^63-1", "cut"],
 )
 def test_hostile_json_bodies_are_undecodable(text: str):
     body = b'{"type":"action","action_id":"a","name":"n","arguments":' + text.encode() + b"}"
