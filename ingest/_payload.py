@@ -26,6 +26,14 @@ class PayloadUnavailableError(LogError):
     """A large payload could not be stored, so its event was not recorded."""
 
 
+_type_names = {cls: name for name, cls in BODY_TYPES.items()}
+
+
+def type_name_of(body: Body) -> str:
+    """An envelope's `type` for a body."""
+    return _type_names[type(body)]
+
+
 def encode_checked(body: Body) -> bytes:
     """Encode a body and decode it again: msgspec checks types only while it decodes.
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import msgspec
 import uuid_utils
 
 from ingest.port import EventLog, LogError, LogUnavailableError
@@ -62,17 +63,14 @@ class Stream:
         self.closed = False
 
 
-class Entry:
+class Entry(msgspec.Struct, gc=False):
     """An event on its way: everything but its place in the chain."""
 
-    __slots__ = ("body", "closes", "stream", "ts_ns", "type_name")
-
-    def __init__(self, stream: Stream, type_name: str, body: bytes, closes: bool = False) -> None:
-        self.stream = stream
-        self.type_name = type_name
-        self.body = body
-        self.closes = closes
-        self.ts_ns = time.time_ns()
+    stream: Stream
+    type_name: str
+    body: bytes
+    ts_ns: int
+    closes: bool = False
 
 
 class _Barrier:
@@ -117,7 +115,8 @@ class Writer:
         Raises:
             LogError: the writer's first error: this event, and `unacknowledged` ones, are not in the log.
         """
-        self._check_open()
+        if self._closing or self.error is not None:
+            self._check_open()
         while wait and not self._has_room():
             self._wait_for_progress()
         self._queue.put(entry)
@@ -291,5 +290,7 @@ class Writer:
         for stream in list(self._open.values()):
             body = AttemptAborted(reason="the recorder was closed while the attempt was open", by=stream.producer_id)
             self._queued += 1
-            records.append(self._chain(Entry(stream, "attempt_aborted", encode_body(body), closes=True)))
+            records.append(
+                self._chain(Entry(stream, "attempt_aborted", encode_body(body), time.time_ns(), closes=True))
+            )
         return records

@@ -16,6 +16,7 @@ Leaves out: leases of attempts (`rollout.scheduler`) and aborting other processe
 import os
 import socket
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import Self
 
 import uuid_utils
 
-from ingest._payload import INLINE_BYTES, PayloadUnavailableError, encode_claim_checked
+from ingest._payload import INLINE_BYTES, PayloadUnavailableError, encode_claim_checked, type_name_of
 from ingest._writer import Entry, Stream, Writer
 from ingest.port import EventLog, LogError, RecordTooLargeError
 from ingest.streams import StreamPosition, last_of_stream
@@ -165,7 +166,7 @@ class Recorder:
         stream = self._new_stream(stream_of_attempt(trajectory_id, attempt), trajectory_id, attempt, is_own=True)
         body = self._encode(started)
         _fence.claim(self.log.log_id, stream.name)
-        self._writer.submit(Entry(stream, "trajectory_started", body))
+        self._writer.submit(Entry(stream, "trajectory_started", body, time.time_ns()))
         return Attempt(self, stream, trajectory_id, attempt)
 
     def stream(
@@ -323,7 +324,7 @@ class StreamWriter:
         """
         recorder = self._recorder
         data = recorder._encode(body)
-        recorder._writer.submit(Entry(self._stream, str(type(body).__struct_config__.tag), data))
+        recorder._writer.submit(Entry(self._stream, type_name_of(body), data, time.time_ns()))
 
 
 class Attempt:
@@ -380,7 +381,7 @@ class Attempt:
     def _submit(self, body: Body, closes: bool, wait: bool = True) -> None:
         recorder = self._recorder
         data = recorder._encode(body)
-        entry = Entry(self._stream, str(type(body).__struct_config__.tag), data, closes)
+        entry = Entry(self._stream, type_name_of(body), data, time.time_ns(), closes)
         with self._lock:
             if self._closed:
                 raise AttemptClosedError(f"attempt {self._stream.name} takes no more events: it has ended")

@@ -1,8 +1,9 @@
 """The embedded event log: one SQLite file in WAL mode, many producer processes, no server.
 
-A partition is a table of its own; offsets are handed out by a row of `partitions` inside the same transaction that
-inserts the records, so they are dense, ordered and never used twice, also after retention. `synchronous=FULL` makes
-a commit durable before `append` returns. The file must lie on a local disk: WAL needs shared memory.
+A partition is a table of its own. Its next offset follows the last record, and lies at the partition's floor or above,
+which retention raises, so offsets are dense, ordered and never used twice; the transaction that inserts records also
+looks that up. (A counter that every append updates would cost each commit one more page.) `synchronous=FULL` makes a
+commit durable before `append` returns. The file must lie on a local disk: WAL needs shared memory.
 
 Leaves out: erasure of single records.
 """
@@ -49,7 +50,7 @@ _DELETE_OFFSETS = 5_000
 _DAMAGED = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 _META = "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-_PARTITIONS = 'CREATE TABLE partitions (id INTEGER PRIMARY KEY, "first" INTEGER NOT NULL, "next" INTEGER NOT NULL)'
+_PARTITIONS = 'CREATE TABLE partitions (id INTEGER PRIMARY KEY, "first" INTEGER NOT NULL, floor INTEGER NOT NULL)'
 _RECORDS = 'CREATE TABLE records_{} ("offset" INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB NOT NULL)'
 
 
@@ -191,25 +192,31 @@ class SqliteLog:
             RecordTooLargeError: nothing was appended.
             LogUnavailableError: locked for too long, disk full…; nothing was appended, or the commit's fate is unknown.
         """
-        parameters: dict[int, list[Any]] = defaultdict(list)
-        for record in records:
-            if len(record.value) > MAX_RECORD_BYTES:
-                raise RecordTooLargeError(
-                    f"a record of {len(record.value)} bytes; this log takes {MAX_RECORD_BYTES}: use a blob"
-                )
-            parameters[self.partition_of(record.key)] += (None, record.key, record.value)
+        parameters = self._parameters(records)
         if parameters:
             with self._lock_of(self._write_lock), _transaction(self._writer, "IMMEDIATE"):
                 for partition, values in parameters.items():
                     self._insert(partition, values)
 
+    def _parameters(self, records: Sequence[ProducerRecord]) -> dict[int, list[Any]]:
+        """Partition → flat (offset to be filled in, key, value) triples."""
+        parameters: dict[int, list[Any]] = defaultdict(list)
+        last_key, values = None, []
+        for record in records:
+            if len(record.value) > MAX_RECORD_BYTES:
+                raise RecordTooLargeError(
+                    f"a record of {len(record.value)} bytes; this log takes {MAX_RECORD_BYTES}: use a blob"
+                )
+            if record.key != last_key:  # records of one key often come in a row
+                last_key, values = record.key, parameters[self.partition_of(record.key)]
+            values += (None, record.key, record.value)
+        return parameters
+
     def _insert(self, partition: int, values: list[Any]) -> None:
-        """Insert (offset to be filled in, key, value) triples, flat."""
+        """Give the triples of one partition their offsets and insert them."""
         num_rows = len(values) // 3
-        [(end,)] = self._writer.execute(
-            'UPDATE partitions SET "next" = "next" + ? WHERE id = ? RETURNING "next"', (num_rows, partition)
-        ).fetchall()
-        values[0::3] = range(end - num_rows, end)
+        first = _bounds(self._writer, partition).next
+        values[0::3] = range(first, first + num_rows)
         start = 0
         while start < num_rows:
             # Sizes are powers of two, so that few statements need to be compiled and they stay cached.
@@ -269,11 +276,14 @@ class SqliteLog:
             LogUnavailableError: some records may still be stored, but none is readable; a later call removes them.
         """
         self._check_partition(partition)
-        next_offset = self.bounds(partition).next
-        if offset > next_offset:
-            raise ValueError(f"offset {offset} is not in the log; partition {partition} ends at {next_offset}")
         with self._lock_of(self._write_lock), _transaction(self._writer, "IMMEDIATE"):
-            self._writer.execute('UPDATE partitions SET "first" = max("first", ?) WHERE id = ?', (offset, partition))
+            bounds = _bounds(self._writer, partition)
+            if offset > bounds.next:
+                raise ValueError(f"offset {offset} is not in the log; partition {partition} ends at {bounds.next}")
+            self._writer.execute(
+                'UPDATE partitions SET "first" = ?, floor = ? WHERE id = ?',
+                (max(bounds.first, offset), bounds.next, partition),
+            )
         while self._delete_some(partition):
             pass
 
@@ -351,7 +361,9 @@ def _read_meta(path: Path, connection: sqlite3.Connection) -> tuple[str, int]:
 
 
 def _bounds(connection: sqlite3.Connection, partition: int) -> Bounds:
-    [row] = connection.execute('SELECT "first", "next" FROM partitions WHERE id = ?', (partition,)).fetchall()
+    after_last = f'SELECT max("offset") + 1 FROM records_{int(partition)}'  # noqa: S608 - an int
+    sql = f'SELECT "first", max(floor, coalesce(({after_last}), 0)) FROM partitions WHERE id = ?'  # noqa: S608 - as above
+    [row] = connection.execute(sql, (partition,)).fetchall()
     return Bounds(*row)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import uuid
 
-from ingest._payload import encode_claim_checked
+from ingest._payload import encode_claim_checked, type_name_of
 from schemas.events import Body, Envelope
 from schemas.records import ProducerRecord
 from schemas.wire import SALT_BYTES, encode_envelope, encode_record, sha256
@@ -81,7 +81,7 @@ class DerivedStream:
                 ts_ns=self._ts_ns,
                 prev_sha256=self._prev,
                 body_sha256=sha256(salt, data),
-                type=str(type(body).__struct_config__.tag),
+                type=type_name_of(body),
             )
         )
         self._prev = sha256(envelope)

@@ -1,0 +1,118 @@
+"""How fast one process records: acknowledged trajectories per second, beside SQLite without anything of ours.
+
+A trajectory is 20 events of 1 KB as stored. `record/acknowledged` flushes after every trajectory, so that each is
+durable before the next begins. `record/grouped` records on and on and ends with a flush, so the recorder groups commits
+by itself: there hardly a sync is left to wait for, and the ratio is that of Python to C. The peer inserts the very same keys and values with `executemany` into a file with the same pragmas
+(WAL, synchronous=FULL, the log's page size) and as many rows per commit as the recorder's commits had. Both sides run
+in turns and the median of the rounds counts.
+"""
+
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ingest.recorder import Recorder
+from ingest.sqlite_log import PAGE_BYTES, SqliteLog
+from schemas.events import Observation, TrajectoryFinished, TrajectoryStarted
+from schemas.records import ProducerRecord
+
+EVENTS = 20
+EVENT_BYTES = 1_024
+ROUNDS = 5
+_STARTED = TrajectoryStarted(task_key="bench/0", domain="bench", seed=0, source="x" * 480)
+_FINISHED = TrajectoryFinished(status="completed", error="x" * 530)
+_CONTENT = "x" * 560
+
+Row = tuple[str, bytes]
+
+
+class _CountingLog(SqliteLog):
+    """Counts commits."""
+
+    num_appends = 0
+
+    def append(self, records: Sequence[ProducerRecord]) -> None:
+        self.num_appends += 1
+        super().append(records)
+
+
+def run(quick: bool) -> list[dict[str, Any]]:
+    """Measure both ways of recording."""
+    return [
+        {**_measure("record/acknowledged", 20 if quick else 1_000, True, quick), "ratio_at_least": 0.6},
+        _measure("record/grouped", 50 if quick else 4_000, False, quick),
+    ]
+
+
+def _measure(metric: str, num_trajectories: int, flush_each: bool, quick: bool) -> dict[str, Any]:
+    ours, raw, batches, sizes = [], [], [], []
+    for _ in range(1 if quick else ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="trajlake-bench-") as folder:
+            seconds, batch, rows = _record(Path(folder), num_trajectories, flush_each)
+            ours.append(num_trajectories / seconds)
+            batches.append(batch)
+            sizes.append(sum(len(value) for _, value in rows) / len(rows))
+            raw.append(num_trajectories / _insert(Path(folder), rows, batch))
+    value = statistics.median(ours)
+    return {
+        "metric": metric,
+        "value": value,
+        "unit": "trajectories/s",
+        "against": "raw SQLite, same bytes and commits",
+        "ratio": statistics.median(a / b for a, b in zip(ours, raw, strict=True)),
+        "params": {"trajectories": num_trajectories, "events": EVENTS, "event_bytes": EVENT_BYTES},
+        "at_least": 1_000.0,
+        "rows_per_commit": statistics.median(batches),
+        "stored_event_bytes": statistics.mean(sizes),
+    }
+
+
+def _record(folder: Path, num_trajectories: int, flush_each: bool) -> tuple[float, int, list[Row]]:
+    """(seconds until all was acknowledged, rows per commit, what was stored)."""
+    with _CountingLog.create(folder / "log.sqlite") as log:
+        with Recorder(log) as recorder:
+            begun = time.perf_counter()
+            for _ in range(num_trajectories):
+                _trajectory(recorder)
+                if flush_each:
+                    recorder.flush()
+            recorder.flush()
+            seconds = time.perf_counter() - begun
+            assert recorder.acknowledged == num_trajectories * EVENTS
+        return seconds, round(num_trajectories * EVENTS / log.num_appends), _stored(log)
+
+
+def _trajectory(recorder: Recorder) -> None:
+    with recorder.trajectory(_STARTED) as attempt:
+        for _ in range(EVENTS - 2):
+            attempt.record(Observation(action_id="0", content=_CONTENT))
+        attempt.finish(_FINISHED)
+
+
+def _stored(log: SqliteLog) -> list[Row]:
+    rows: list[Row] = []
+    for partition in log.partitions():
+        for batch in log.read(partition, 0, log.bounds(partition).next, 1 << 24):
+            rows += zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+    return rows
+
+
+def _insert(folder: Path, rows: Sequence[Row], rows_per_commit: int) -> float:
+    """Seconds that SQLite takes for the rows."""
+    connection = sqlite3.connect(folder / "raw.sqlite", isolation_level=None)
+    for pragma in (f"page_size={PAGE_BYTES}", "journal_mode=WAL", "synchronous=FULL"):
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute('CREATE TABLE records ("offset" INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB NOT NULL)')
+    begun = time.perf_counter()
+    for start in range(0, len(rows), rows_per_commit):
+        connection.execute("BEGIN IMMEDIATE")
+        numbered = ((start + i, *row) for i, row in enumerate(rows[start : start + rows_per_commit]))
+        connection.executemany("INSERT INTO records VALUES (?, ?, ?)", numbered)
+        connection.execute("COMMIT")
+    seconds = time.perf_counter() - begun
+    connection.close()
+    return seconds
