@@ -94,6 +94,19 @@ def seen_run_events(
     table: LakeTable, log_id: str, partition: int, streams: Mapping[str, SeqRange], before: int
 ) -> set[tuple[str, int]]:
     """Identities (stream, seq) of run-level events with offset < `before` within the ranges asked for."""
+    found = read_run_events(table, log_id, partition, streams, before, ["run_stream", "run_seq"]).to_pydict()
+    return set(zip(found["run_stream"], found["run_seq"], strict=True))
+
+
+def read_run_events(
+    table: LakeTable,
+    log_id: str,
+    partition: int,
+    streams: Mapping[str, SeqRange],
+    before: int,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """Run-level events with offset < `before` within the ranges of seq asked for, in order of offset."""
     names = sorted(streams)
     files = run_event_files(table, log_id, partition, streams, before)
     dataset = _pruned(table, files, "run_stream", lambda low, high: _any_between(names, low, high))
@@ -104,9 +117,11 @@ def seen_run_events(
     )
     lowest, highest = min((s for s, _ in streams.values()), default=0), max((s for _, s in streams.values()), default=0)
     rows &= (pc.field("run_seq") >= lowest) & (pc.field("run_seq") <= highest)
-    found = dataset.to_table(columns=["run_stream", "run_seq"], filter=rows).to_pydict()
-    pairs = zip(found["run_stream"], found["run_seq"], strict=True)
-    return {(name, seq) for name, seq in pairs if streams[name][0] <= seq <= streams[name][1]}
+    wanted = list(columns) if columns is not None else table.schema.names
+    found = _sorted_by_offset(table, dataset, [*dict.fromkeys([*wanted, "run_stream", "run_seq"])], rows)
+    pairs = zip(found.column("run_stream").to_pylist(), found.column("run_seq").to_pylist(), strict=True)
+    inside = [streams[name][0] <= seq <= streams[name][1] for name, seq in pairs]
+    return found.filter(pa.array(inside, pa.bool_())).select(wanted)
 
 
 def _files_of(log_id: str, partition: int) -> pc.Expression:

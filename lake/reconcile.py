@@ -23,19 +23,29 @@ _COUNTS = {
              + (SELECT count(*) FROM annotations)""",
     "quarantined": "SELECT coalesce(sum(num_events), 0) FROM quarantine",
     "duplicates": "SELECT coalesce(sum(duplicates), 0) FROM epochs WHERE pipeline = 'project'",
-    # An attempt's own records wait until it closes, unless they were quarantined one by one.
-    "open": """
-        WITH closed AS (
-            SELECT trajectory_id, attempt FROM trajectories
-            UNION ALL
-            SELECT trajectory_id, attempt FROM quarantine WHERE scope IN ('attempt', 'trajectory')
-        )
-        SELECT count(*) FROM events AS e
-        LEFT ANTI JOIN closed AS c ON e.trajectory_id = c.trajectory_id AND e.attempt = c.attempt
-        LEFT ANTI JOIN (SELECT log_id, partition, "offset" FROM quarantine WHERE scope = 'record') AS q
-            ON e.log_id = q.log_id AND e.partition = q.partition AND e."offset" = q."offset"
-        WHERE e.stream = concat(e.trajectory_id, '/', e.attempt)""",
 }
+
+_OPEN = """
+    WITH settled AS (
+        SELECT log_id, partition, trajectory_id FROM trajectories
+        UNION ALL
+        SELECT log_id, partition, trajectory_id FROM quarantine WHERE scope = 'trajectory'
+    ), ahead AS (
+        SELECT log_id, partition, "offset" FROM events WHERE {ahead}
+    ), waiting AS (
+        SELECT e.log_id, e.partition, e."offset" FROM events AS e
+        LEFT ANTI JOIN settled AS s
+            ON e.log_id = s.log_id AND e.partition = s.partition AND e.trajectory_id = s.trajectory_id
+        LEFT ANTI JOIN (SELECT * FROM quarantine WHERE scope = 'attempt') AS a
+            ON e.log_id = a.log_id AND e.partition = a.partition
+            AND e.trajectory_id = a.trajectory_id AND e.attempt = a.attempt
+        LEFT ANTI JOIN (SELECT * FROM quarantine WHERE scope = 'record') AS q
+            ON e.log_id = q.log_id AND e.partition = q.partition AND e."offset" = q."offset"
+        WHERE e.stream = e.trajectory_id || '/' || CAST(e.attempt AS VARCHAR)
+    )
+    SELECT count(*) FROM (SELECT * FROM ahead UNION SELECT * FROM waiting)"""
+"""Records that project has not looked at, and an attempt's own records: those wait until it closes or its trajectory
+settles, unless they were quarantined one by one."""
 
 
 class Reconciliation(Struct, frozen=True):
@@ -67,23 +77,24 @@ def reconcile(lake: Lake, log_id: str, bounds: Mapping[int, Bounds]) -> Reconcil
         log_id: The log at hand.
         bounds: Its partitions' offsets.
     """
-    counts = {name: int(run_sql(lake, query).to_pylist()[0].popitem()[1]) for name, query in _COUNTS.items()}
+    counts = {name: _count(lake, query) for name, query in _COUNTS.items()}
     ingested = lake.table("events").progress("ingest", log_id, list(bounds))
     projected = lake.table("trajectories").progress("project", log_id, list(bounds))
-    coming = sum(max(0, bound.next - ingested[partition]) for partition, bound in bounds.items())
+    coming = sum(max(0, bound.next - max(bound.first, ingested[partition])) for partition, bound in bounds.items())
     return Reconciliation(
         log_records=counts["events"] + coming,
         accepted=counts["accepted"],
         quarantined=counts["quarantined"],
         duplicates=counts["duplicates"],
-        open=_open(lake, log_id, counts["open"], projected) + coming,
+        open=_count(lake, _OPEN.format(ahead=_ahead(log_id, projected))) + coming,
     )
 
 
-def _open(lake: Lake, log_id: str, waiting: int, projected: Mapping[int, int]) -> int:
-    """Own records that wait, and records of any kind that project has not looked at."""
-    ahead = " OR ".join(f'(partition = {partition} AND "offset" >= {end})' for partition, end in projected.items())
-    later = f"SELECT count(*) FROM events WHERE log_id = '{log_id}' AND ({ahead})"  # noqa: S608 - numbers and an id of ours
-    own = "stream = concat(trajectory_id, '/', attempt)"
-    others = run_sql(lake, f"{later} AND ({own}) IS NOT TRUE").to_pylist()[0].popitem()[1]
-    return waiting + int(others)
+def _ahead(log_id: str, projected: Mapping[int, int]) -> str:
+    """SQL: true for records of a log that project has not looked at."""
+    beyond = " OR ".join(f'(partition = {partition} AND "offset" >= {end})' for partition, end in projected.items())
+    return f"log_id = '{log_id}' AND ({beyond})"
+
+
+def _count(lake: Lake, query: str) -> int:
+    return int(run_sql(lake, query).column(0)[0].as_py())

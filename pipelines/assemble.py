@@ -12,6 +12,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipelines.machine import (
+    OWN_TYPES,
     AttemptQuarantined,
     Decision,
     Duplicates,
@@ -27,13 +28,14 @@ from pipelines.rows import (
     Columns,
     Row,
     reference_violations,
+    score_columns,
     split_steps,
     step_rows,
     stream_row,
     to_json,
     trajectory_row,
 )
-from schemas.events import Envelope, VerificationAbandoned
+from schemas.events import Envelope, Score, VerificationAbandoned
 from schemas.tables import PROJECTIONS, TABLES
 from schemas.wire import WireError, decode_body, decode_envelope, decode_record
 
@@ -55,8 +57,8 @@ class History(Protocol):
     def of(self, trajectory_ids: Sequence[str]) -> pa.Table:
         """All their records (`RECORD_COLUMNS`), by offset."""
 
-    def seen(self, streams: Mapping[str, tuple[int, int]]) -> set[tuple[str, int]]:
-        """Identities of run-level records, for streams with their (lowest, highest) seq asked for."""
+    def of_run(self, streams: Mapping[str, tuple[int, int]]) -> pa.Table:
+        """Run-level records (`RECORD_COLUMNS`) of streams, from the lowest to the highest seq asked for."""
 
 
 class Candidates:
@@ -66,6 +68,8 @@ class Candidates:
         self.log_id = log_id
         self.partition = 0
         self.columns = {name: Columns(TABLES[name], CHECK_FIELDS if name == "steps" else ()) for name in PROJECTIONS}
+        self.verdicts = Columns(TABLES["scores"])
+        """Scores that gave a trajectory its reward: checked with it, since they may lie in an earlier range."""
         self.num_records = 0
         self.num_bytes = 0
         self.accepted = 0
@@ -134,10 +138,11 @@ class _Raw(Struct, frozen=True):
         """
         record = decode_record(self.value)
         envelope = decode_envelope(record.envelope)
+        body = decode_body(envelope, record)
         why = misplaced(envelope)
         if why is not None:
             raise WireError("bad_stream", why)
-        return LogEvent(self.offset, envelope, self.envelope_sha256, decode_body(envelope, record))
+        return LogEvent(self.offset, envelope, self.envelope_sha256, body)
 
 
 def _raws(records: pa.Table) -> Iterator[_Raw]:
@@ -150,7 +155,7 @@ def _split_by_need(by_trajectory: Mapping[str, list[_Raw]], history: History) ->
     deciding = {
         trajectory_id
         for trajectory_id, raws in by_trajectory.items()
-        if any(raw.is_closing or not raw.stream.startswith(f"{trajectory_id}/") for raw in raws)
+        if any(raw.is_closing or raw.type not in OWN_TYPES for raw in raws)
     }
     going_on = [trajectory_id for trajectory_id in by_trajectory if trajectory_id not in deciding]
     deciding |= history.closed(going_on) if going_on else set()
@@ -202,7 +207,7 @@ def _assemble_run_level(candidates: Candidates, raws: list[_Raw], history: Histo
     for raw in raws:
         low, high = asked.get(raw.stream, (raw.seq, raw.seq))
         asked[raw.stream] = min(low, raw.seq), max(high, raw.seq)
-    seen = history.seen(asked) if asked else set()
+    seen = _accepted_identities(history.of_run(asked)) if asked else set()
     for raw in raws:
         event = _decode_or_quarantine(candidates, raw)
         if event is None:
@@ -210,6 +215,18 @@ def _assemble_run_level(candidates: Candidates, raws: list[_Raw], history: Histo
         identity = (raw.stream, raw.seq)
         _apply(candidates, Duplicates(1) if identity in seen else RecordAccepted(event))
         seen.add(identity)
+
+
+def _accepted_identities(records: pa.Table) -> set[tuple[str, int]]:
+    """What was quarantined by itself has not taken its identity: a good copy may still come."""
+    identities = set()
+    for raw in _raws(records):
+        try:
+            raw.decode()
+        except WireError:
+            continue
+        identities.add((raw.stream, raw.seq))
+    return identities
 
 
 def _decode_or_quarantine(candidates: Candidates, raw: _Raw) -> LogEvent | None:
@@ -285,6 +302,8 @@ def _settle(candidates: Candidates, settled: Settled) -> None:
     if violations:
         _quarantine_settled(candidates, settled, violations, trajectory)
         return
+    if isinstance(settled.verdict, Score):
+        candidates.verdicts.add({"trajectory_id": envelope.trajectory_id, **score_columns(settled.verdict)})
     candidates.accepted += settled.num_events
     candidates.add("trajectories", trajectory)
     for row in rows:

@@ -4,7 +4,6 @@ An owner compacts its tables between its epochs. Rewrites are marked `dataChange
 """
 
 from lake.compact import compact
-
 from lake.open import Lake
 from pipelines.failpoints import reach
 from schemas.config.pipelines import PipelineConfig

@@ -4,6 +4,7 @@ Workers read their ranges of the log in parallel and write files; one committer 
 offsets as its `txn`. Ranges begin where the last commit ended. A hole in the log stops ingestion with the range named.
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +16,7 @@ from apache_beam.pvalue import PCollection
 from ingest.port import EventLog
 from lake.errors import CommitConflictError
 from lake.open import Lake
-from lake.table import Progress
+from lake.table import LakeTable, Progress
 from pipelines.bookkeeping import EpochCounts, epochs_table
 from pipelines.decode import events_table
 from pipelines.failpoints import reach
@@ -76,34 +77,49 @@ def record_epoch(lake: Lake, progress: Progress, num_records: int, started: floa
 
 
 def finish_epoch_row(lake: Lake, log_id: str, partitions: Sequence[int]) -> None:
-    """Write the row that a process which died after its commit of `events` still owes."""
+    """Write the row that a process which died after its commit of `events` still owes, with that commit's note."""
     events, epochs = lake.table("events"), lake.table("epochs")
     committed = events.progress(PIPELINE, log_id, partitions)
     noted = epochs.progress(PIPELINE, log_id, partitions)
     if committed == noted:
         return
     ranges = {partition: (noted[partition], committed[partition]) for partition in partitions}
-    record_epoch(lake, Progress(PIPELINE, log_id, ranges), width(ranges), time.time(), "recovered")
+    note, num_records = _last_commit(events, log_id)
+    record_epoch(lake, Progress(PIPELINE, log_id, ranges), num_records, time.time(), note or "recovered")
+
+
+def _last_commit(events: LakeTable, log_id: str) -> tuple[str | None, int]:
+    """(note, rows) of the newest commit of `events` by ingest of a log; what others committed since is passed over."""
+    for version in range(events.version, 0, -1):
+        actions = events.log_actions(version)
+        if any(action.get("txn", {}).get("appId", "").startswith(f"{PIPELINE}/{log_id}/") for action in actions):
+            info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
+            added = [json.loads(action["add"]["stats"])["numRecords"] for action in actions if "add" in action]
+            return info.get("note"), sum(added)
+    raise AssertionError("progress is recorded by a commit")
 
 
 def known_logs(lake: Lake) -> set[str]:
-    """Ids of the logs that this lake was ingested from."""
-    epochs = lake.table("epochs")
+    """Ids of the logs that this lake was ingested from, as `epochs` and the files of `events` tell."""
+    epochs, events = lake.table("epochs"), lake.table("events")
     ingested = pc.field("pipeline") == PIPELINE
     batches = epochs.scan_files(epochs.data_files(), ["log_id"], ingested)
-    return {log_id for batch in batches for log_id in batch.column("log_id").unique().to_pylist()}
+    noted = {log_id for batch in batches for log_id in batch.column("log_id").unique().to_pylist()}
+    return noted | {str(bounds["log_id"]) for file in events.data_files() for bounds in (file.low, file.high)}
 
 
 def build(
-    pipeline: beam.Pipeline, lake_url: str, log_url: str, progress: Progress, started: float, note: str | None
+    pipeline: beam.Pipeline, urls: tuple[str, str], ranges: Ranges, progress: Progress, started: float, note: str | None
 ) -> PCollection[int]:
-    """The Beam pipeline of one epoch."""
-    shards = [(partition, *span) for partition, span in progress.ranges.items() if span[0] < span[1]]
+    """The Beam pipeline of one epoch: reads `ranges` of the log, commits `progress`, which may begin before them."""
+    lake_url, log_url = urls
+    shards = [(partition, *span) for partition, span in ranges.items() if span[0] < span[1]]
+    metadata = {"pipeline": PIPELINE, **({"note": note} if note else {})}
     return (
         pipeline
         | "Ranges" >> beam.Create(shards, reshuffle=False)
         | "Read log" >> beam.ParDo(ReadLogFn(log_url, _BATCH_BYTES))
-        | "Commit events" >> WriteToDelta(lake_url, "events", progress, {"pipeline": PIPELINE})
+        | "Commit events" >> WriteToDelta(lake_url, "events", progress, metadata)
         | "Record epoch" >> beam.ParDo(RecordEpochFn(lake_url, progress, started, note))
     )
 
@@ -171,7 +187,8 @@ def ingest_epoch(
     progress = _progress(lake, log, ranges)
     reach("ingest.events.before_files")
     started = time.time()
-    return run_beam(lambda pipeline: build(pipeline, lake_url, log_url, progress, started, note), beam_options)
+    urls = lake_url, log_url
+    return run_beam(lambda pipeline: build(pipeline, urls, ranges, progress, started, note), beam_options)
 
 
 def _progress(lake: Lake, log: EventLog, ranges: Ranges) -> Progress:

@@ -209,7 +209,7 @@ class SettlingMachine:
         if known is not None:
             return self._again(event, attempt, known, over)
         if over or self.settled:
-            return [self._late(event, number, seq)]
+            return self._late(event, number, attempt)
         attempt.by_seq[seq] = event
         if isinstance(event.body, TrajectoryFinished):
             return self._finished(event, number, attempt, event.body)
@@ -221,10 +221,7 @@ class SettlingMachine:
         if event.envelope.body_sha256 == known.envelope.body_sha256 or any(
             event.envelope.body_sha256 == fork.envelope.body_sha256 for fork in attempt.forks
         ):
-            if over and (attempt.closed or self.settled):
-                return [Duplicates(1)]
-            attempt.num_duplicates += 1
-            return []
+            return self._duplicate(attempt)
         if over or self.settled:
             return [
                 RecordQuarantined(event, "fork", f"another body for seq {event.envelope.seq}, after the attempt's end")
@@ -232,14 +229,23 @@ class SettlingMachine:
         attempt.forks.append(event)
         return []
 
-    def _late(self, event: LogEvent, number: int, seq: int) -> Decision:
-        identity = (number, seq, event.envelope.body_sha256)
+    def _late(self, event: LogEvent, number: int, attempt: _Attempt) -> list[Decision]:
+        identity = (number, event.envelope.seq, event.envelope.body_sha256)
         if identity in self._late_seen:
-            return Duplicates(1)
+            return self._duplicate(attempt)
         self._late_seen.add(identity)
-        if self.settled and number != self.winner and not self._attempt(number).by_seq:
-            return RecordQuarantined(event, "late_attempt", f"attempt {self.winner} had settled the trajectory before")
-        return RecordQuarantined(event, "late_event", f"attempt {number} had ended before")
+        if self.settled and number != self.winner and not attempt.by_seq:
+            return [
+                RecordQuarantined(event, "late_attempt", f"attempt {self.winner} had settled the trajectory before")
+            ]
+        return [RecordQuarantined(event, "late_event", f"attempt {number} had ended before")]
+
+    def _duplicate(self, attempt: _Attempt) -> list[Decision]:
+        """Counted at once where the attempt is closed, else together with what it repeats."""
+        if attempt.closed or self.settled:
+            return [Duplicates(1)]
+        attempt.num_duplicates += 1
+        return []
 
     def _finished(self, event: LogEvent, number: int, attempt: _Attempt, body: TrajectoryFinished) -> list[Decision]:
         if body.failure_class == "infra":

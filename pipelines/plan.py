@@ -4,7 +4,7 @@ A plan begins where the last commit ended, in every partition, and ends where th
 reached. Bounds are shared out by backlog, so that no partition starves.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -59,23 +59,33 @@ def check_log(
     Raises:
         GapError: names the range, and what to do; `LostTailError` can't be accepted.
     """
+    # A lost tail first: no gap that is accepted beside it may hide it.
+    lost = _ranges_where(lambda first, following, start: (following, start), committed, bounds)
+    if lost:
+        raise LostTailError(
+            f"{lost} were ingested, but the log ends before: "
+            f"it lost its tail and would give these offsets to others. {NEW_LOG}"
+        )
+    removed = _ranges_where(lambda first, following, start: (start, first), committed, bounds)
     if known_logs and log_id not in known_logs:
         known = ", ".join(sorted(known_logs))
+        also = f"; {removed} of the new one were removed before ingestion" if removed else ""
         raise GapError(
             f"the log was recreated: it has the id {log_id}, the lake was ingested from {known}; "
-            f"what only the old log held can't be read. {ACCEPT_GAP}"
+            f"what only the old log held can't be read{also}. {ACCEPT_GAP}"
         )
-    for partition, start in sorted(committed.items()):
-        first, following = bounds[partition]
-        if first > start:
-            raise GapError(
-                f"partition {partition}: offsets [{start}, {first}) were removed before ingestion. {ACCEPT_GAP}"
-            )
-        if following < start:
-            raise LostTailError(
-                f"partition {partition}: offsets [{following}, {start}) were ingested, but the log ends before: "
-                f"it lost its tail and would give these offsets to others. {NEW_LOG}"
-            )
+    if removed:
+        raise GapError(f"{removed} were removed before ingestion. {ACCEPT_GAP}")
+
+
+def _ranges_where(
+    span: Callable[[int, int, int], tuple[int, int]],
+    committed: Mapping[int, int],
+    bounds: Mapping[int, tuple[int, int]],
+) -> str:
+    """Partitions and their ranges `span(first, next, committed)`, where those are not empty; for people."""
+    spans = {partition: span(*bounds[partition], start) for partition, start in sorted(committed.items())}
+    return ", ".join(f"partition {p}: offsets [{low}, {high})" for p, (low, high) in spans.items() if low < high)
 
 
 def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from apache_beam.pvalue import PCollection
 
 from lake.errors import CommitConflictError
-from lake.events import read_history, read_range, seen_run_events
+from lake.events import read_history, read_range, read_run_events, seen_run_events
 from lake.files import DataFile
 from lake.open import Lake
 from lake.table import LakeTable, Progress
@@ -66,9 +66,12 @@ class PartitionHistory:
         """All earlier records."""
         return read_history(*self._where, trajectory_ids, self._before, RECORD_COLUMNS)
 
-    def seen(self, streams: Mapping[str, tuple[int, int]]) -> set[tuple[str, int]]:
-        """Identities of earlier run-level records."""
-        return seen_run_events(*self._where, streams, self._before)
+    def of_run(self, streams: Mapping[str, tuple[int, int]]) -> pa.Table:
+        """Earlier run-level records."""
+        # Nearly always there is none: so look without the records' bytes first.
+        if not seen_run_events(*self._where, streams, self._before):
+            return self._where[0].schema.remove_metadata().empty_table().select(RECORD_COLUMNS)
+        return read_run_events(*self._where, streams, self._before, RECORD_COLUMNS)
 
 
 def assemble_shard(lake: Lake, log_id: str, ranges: Ranges) -> tuple[Sifted, list[tuple[str, QualityResult]]]:

@@ -78,10 +78,15 @@ def stream_row(event: LogEvent) -> tuple[str, Row]:
     return table, {**position(event), **content}
 
 
-def _score(body: Score) -> tuple[str, Row]:
+def score_columns(body: Score) -> Row:
+    """Columns of `scores` that a score's body fills."""
     row = {name: getattr(body, name) for name in body.__struct_fields__}
     row["evidence"] = to_json(body.evidence)
-    return "scores", row
+    return row
+
+
+def _score(body: Score) -> tuple[str, Row]:
+    return "scores", score_columns(body)
 
 
 def _abandoned(body: VerificationAbandoned) -> tuple[str, Row]:
@@ -446,7 +451,7 @@ def _policy_columns(steps: list[Row], policy_ids: set[str | None]) -> Row:
 def _reward_columns(settled: Settled) -> Row:
     verdict = settled.verdict
     if not isinstance(verdict, Score):
-        return {}
+        return {"reward": None, "reward_outcome": None, "reward_source": None}
     return {
         "reward": verdict.score,
         "reward_outcome": verdict.outcome,

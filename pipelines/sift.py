@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipelines.assemble import CHECK_FIELDS, Candidates
+from pipelines.gate.rules import RULES
 from pipelines.rows import Row, to_json
 from schemas.tables import PROJECTIONS, SORT_KEYS
 
+_RANK = {name: rank for rank, name in enumerate(RULES)}
 _KNOWN = ("trajectory_id", "run_id", "attempt", "partition", "offset", "first_offset")
 UNIT_TABLES = ("annotations", "policies", "consumption", "scores")
 """Tables whose rows are one record each."""
@@ -64,10 +66,12 @@ def sift(candidates: Candidates, check: Check) -> Sifted:
         for violation in _check(check, name, tables[name]):
             trajectory_id = ids[violation.row_index].as_py()
             broken.setdefault(trajectory_id, []).append((violation.rule, violation.reason))
+    of_scores = _check_scores(candidates, tables["scores"], check, broken)
     if broken:
         _take_out_trajectories(candidates, tables, broken)
     for name in UNIT_TABLES:
-        _take_out_records(candidates, tables, name, _check(check, name, tables[name]))
+        violations = of_scores if name == "scores" else _check(check, name, tables[name])
+        _take_out_records(candidates, tables, name, violations)
     tables["quarantine"] = candidates.columns["quarantine"].table()
     tables["steps"] = tables["steps"].drop_columns([field.name for field in CHECK_FIELDS])
     return Sifted(
@@ -88,6 +92,20 @@ def in_order(name: str, table: pa.Table) -> pa.Table:
 
 def _check(check: Check, name: str, table: pa.Table) -> Sequence[Violation]:
     return check(name, table) if table.num_rows else ()
+
+
+def _check_scores(
+    candidates: Candidates, scores: pa.Table, check: Check, broken: dict[str, list[tuple[str, str]]]
+) -> Sequence[Violation]:
+    """Violations of `scores`; those of a verdict, checked in the same call, break the trajectory that it rewards."""
+    verdicts = candidates.verdicts.table()
+    violations = _check(check, "scores", pa.concat_tables([scores, verdicts]))
+    ids = verdicts.column("trajectory_id")
+    for violation in violations:
+        if violation.row_index >= scores.num_rows:
+            trajectory_id = ids[violation.row_index - scores.num_rows].as_py()
+            broken.setdefault(trajectory_id, []).append((violation.rule, f"its verdict: {violation.reason}"))
+    return [violation for violation in violations if violation.row_index < scores.num_rows]
 
 
 def _take_out_trajectories(
@@ -124,13 +142,13 @@ def _take_out_records(
 
 
 def _quarantine_row(row: Row, scope: str, violations: list[tuple[str, str]]) -> Row:
-    (rule, reason), *others = sorted(violations)
+    (rule, reason), *others = sorted(violations, key=lambda found: (_RANK[found[0]], found[1]))
     known = {name: row.get(name) for name in _KNOWN}
     return {
         **known,
         "rule": rule,
         "reason": reason,
-        "other_rules": sorted({other for other, _ in others} - {rule}),
+        "other_rules": [other for other in dict.fromkeys(name for name, _ in others) if other != rule],
         "scope": scope,
         "row": to_json(row),
     }
