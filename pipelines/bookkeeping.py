@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 from msgspec import Struct
 
+from lake.open import Lake
 from lake.table import Progress
 from pipelines.gate.gate import QualityResult
 from pipelines.rows import Columns
@@ -21,6 +22,22 @@ class EpochCounts(Struct, frozen=True):
     accepted: int = 0
     quarantined: int = 0
     duplicates: int = 0
+
+
+def known_partitions(lake: Lake) -> dict[str, list[int]]:
+    """Log id → partitions of every log that the lake was ingested from, as `epochs` and the files of `events` tell."""
+    epochs, events = lake.table("epochs"), lake.table("events")
+    epochs.refresh()
+    events.refresh()
+    found: dict[str, set[int]] = {}
+    for batch in epochs.scan_files(epochs.data_files(), ["log_id", "ranges"]):
+        for row in batch.to_pylist():
+            found.setdefault(row["log_id"], set()).update(int(partition) for partition in json.loads(row["ranges"]))
+    for file in events.data_files():
+        assert file.low["log_id"] == file.high["log_id"], "a file of events holds records of one log"
+        partitions = range(file.low["partition"], file.high["partition"] + 1)
+        found.setdefault(file.low["log_id"], set()).update(partitions)
+    return {log_id: sorted(partitions) for log_id, partitions in found.items()}
 
 
 def ranges_json(progress: Progress) -> str:

@@ -23,6 +23,8 @@ FAILPOINTS = (
     *(f"project.{table}.{moment}_commit" for table in PROJECT_TABLES for moment in ("before", "after")),
     "compact.before_commit",
     "compact.after_commit",
+    "rebuild.before_commit",
+    "rebuild.after_commit",
 )
 
 _reached: Counter[str] = Counter()

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import apache_beam as beam
 import pyarrow as pa
-import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
 from ingest.port import EventLog
@@ -99,15 +98,6 @@ def _last_commit(events: LakeTable, log_id: str) -> tuple[str | None, int]:
     raise AssertionError("progress is recorded by a commit")
 
 
-def known_logs(lake: Lake) -> set[str]:
-    """Ids of the logs that this lake was ingested from, as `epochs` and the files of `events` tell."""
-    epochs, events = lake.table("epochs"), lake.table("events")
-    ingested = pc.field("pipeline") == PIPELINE
-    batches = epochs.scan_files(epochs.data_files(), ["log_id"], ingested)
-    noted = {log_id for batch in batches for log_id in batch.column("log_id").unique().to_pylist()}
-    return noted | {str(bounds["log_id"]) for file in events.data_files() for bounds in (file.low, file.high)}
-
-
 def build(
     pipeline: beam.Pipeline, urls: tuple[str, str], ranges: Ranges, progress: Progress, started: float, note: str | None
 ) -> PCollection[int]:
@@ -165,7 +155,7 @@ def ingest_epoch(
         lake_url: The lake.
         log_url: The event log.
         config: Bounds of an epoch.
-        known: Logs that the lake knows (`known_logs`); this one is added.
+        known: Logs that the lake knows (`bookkeeping.known_partitions`); this one is added.
         accept_gap: Go on over removed records, leaving a note.
         beam_options: Beam's own options.
 

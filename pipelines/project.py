@@ -189,15 +189,26 @@ def is_done(table: LakeTable, progress: Progress) -> bool:
     )
 
 
-def plan_epoch(lake: Lake, log_id: str, partitions: Sequence[int], config: PipelineConfig) -> Ranges:
-    """The next range: one that was begun and not finished, else what ingest committed since."""
+def _progress(lake: Lake, log_id: str, partitions: Sequence[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """(what every table has, what some table has), as next offsets."""
     states = []
     for name in PROJECT_TABLES:
         table = lake.table(name)
         table.refresh()
         states.append(table.progress(PIPELINE, log_id, partitions))
     starts = {partition: min(state[partition] for state in states) for partition in partitions}
-    begun = {partition: max(state[partition] for state in states) for partition in partitions}
+    return starts, {partition: max(state[partition] for state in states) for partition in partitions}
+
+
+def is_begun(lake: Lake, log_id: str, partitions: Sequence[int]) -> bool:
+    """Whether some tables have an epoch that others lack."""
+    starts, begun = _progress(lake, log_id, partitions)
+    return starts != begun
+
+
+def plan_epoch(lake: Lake, log_id: str, partitions: Sequence[int], config: PipelineConfig) -> Ranges:
+    """The next range: one that was begun and not finished, else what ingest committed since."""
+    starts, begun = _progress(lake, log_id, partitions)
     if begun != starts:
         return {partition: (starts[partition], begun[partition]) for partition in partitions}
     events = lake.table("events")

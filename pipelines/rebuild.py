@@ -5,7 +5,6 @@ is and the content must be the same, row for row. Tables are replaced one by one
 on, so time travel still finds what was there before.
 """
 
-import json
 import time
 from collections.abc import Iterable, Iterator
 
@@ -13,13 +12,15 @@ import apache_beam as beam
 import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
+from lake.errors import CommitConflictError
 from lake.open import Lake
-from lake.table import Progress
-from pipelines.bookkeeping import epochs_table, quality_table
+from lake.table import LakeTable, Progress
+from pipelines.bookkeeping import epochs_table, known_partitions, quality_table
+from pipelines.failpoints import reach
 from pipelines.lease import lease
 from pipelines.plan import Ranges, plan_ranges, width
-from pipelines.project import PIPELINE, AssembleFn, Shard, ShardFiles, merge_counts
-from pipelines.run import STAGES
+from pipelines.project import PIPELINE, AssembleFn, Shard, ShardFiles, is_begun, merge_counts, project_epoch
+from pipelines.run import STAGES, ConflictError
 from pipelines.runner import run_beam
 from pipelines.warm import warm_lake
 from schemas.config.pipelines import PipelineConfig
@@ -39,16 +40,22 @@ class ReplaceFn(beam.DoFn):
         lake = warm_lake(self._lake_url)
         shards = list(element[1])
         metadata = {"pipeline": "rebuild"}
-        for name in PROJECTIONS[:-1]:
-            files = [file for _, shard in shards for file in shard.files[name]]
-            lake.table(name).refresh()
-            lake.table(name).replace(files, metadata=metadata)
+        for name in PROJECTIONS:
+            if name == PROJECTIONS[-1]:
+                self._replace_bookkeeping(lake, shards)
+            table = lake.table(name)
+            table.refresh()
+            self._require_progress(table)
+            reach("rebuild.before_commit")
+            table.replace([file for _, shard in shards for file in shard.files[name]], metadata=metadata)
+            reach("rebuild.after_commit")
             yield name
-        self._replace_bookkeeping(lake, shards)
-        name = PROJECTIONS[-1]
-        lake.table(name).refresh()
-        lake.table(name).replace([file for _, shard in shards for file in shard.files[name]], metadata=metadata)
-        yield name
+
+    def _require_progress(self, table: LakeTable) -> None:
+        """On an object store there is no lease that keeps project from committing meanwhile."""
+        for log_id, ranges in self._done.items():
+            if table.progress(PIPELINE, log_id, list(ranges)) != Progress(PIPELINE, log_id, ranges).ends:
+                raise CommitConflictError(f"{table.name}: project has committed since the rebuild began")
 
     def _replace_bookkeeping(self, lake: Lake, shards: list[tuple[str, ShardFiles]]) -> None:
         """`quality` and the project rows of `epochs` derive from commits: now there is one per log."""
@@ -84,20 +91,20 @@ class AssembleOfLogFn(beam.DoFn):
 
 
 def projected_ranges(lake: Lake) -> dict[str, Ranges]:
-    """Log id → what project has committed, from offset 0, as `epochs` and `trajectories` tell."""
-    epochs = lake.table("epochs")
-    epochs.refresh()
-    rows = epochs.read_files(epochs.data_files(), ["pipeline", "log_id", "ranges"]).to_pylist()
-    partitions: dict[str, set[int]] = {}
-    for row in rows:
-        if row["pipeline"] == PIPELINE:
-            partitions.setdefault(row["log_id"], set()).update(int(p) for p in json.loads(row["ranges"]))
+    """Log id → what project has committed, from offset 0."""
     trajectories = lake.table("trajectories")
     trajectories.refresh()
     return {
-        log_id: {p: (0, end) for p, end in trajectories.progress(PIPELINE, log_id, sorted(found)).items()}
-        for log_id, found in partitions.items()
+        log_id: {p: (0, end) for p, end in trajectories.progress(PIPELINE, log_id, partitions).items()}
+        for log_id, partitions in known_partitions(lake).items()
     }
+
+
+def finish_begun(lake: Lake, config: PipelineConfig) -> None:
+    """Finish an epoch that a process which died has committed to some tables only: all must stand at one place."""
+    for log_id, partitions in known_partitions(lake).items():
+        while is_begun(lake, log_id, partitions):
+            project_epoch(lake.url, log_id, partitions, config)
 
 
 def shards_of_log(ranges: Ranges, max_records: int) -> Iterator[Shard]:
@@ -134,13 +141,16 @@ def rebuild(lake_url: str, config: PipelineConfig | None = None) -> dict[str, in
 
     Raises:
         LeaseHeldError: a pipeline is at work.
+        ConflictError: a pipeline is at work that this lake's storage has no lease against.
     """
-    lake = warm_lake(lake_url)
-    max_records = (config or PipelineConfig()).max_epoch_records
+    lake, config = warm_lake(lake_url), config or PipelineConfig()
     with lease(lake.url, STAGES):
+        finish_begun(lake, config)
         done = projected_ranges(lake)
         if any(width(ranges) for ranges in done.values()):
-            run_beam(lambda pipeline: build(pipeline, lake.url, done, max_records, time.time()))
+            counters = run_beam(lambda pipeline: build(pipeline, lake.url, done, config.max_epoch_records, time.time()))
+            if counters.get("conflicts"):
+                raise ConflictError("another process commits to the projections; stop it and rebuild again")
     rows = {}
     for name in PROJECTIONS:
         lake.table(name).refresh()

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from pipelines.bookkeeping import known_partitions
 from pipelines.compact import compact_lake
-from pipelines.ingest import ingest_epoch, known_logs
+from pipelines.ingest import ingest_epoch
 from pipelines.lease import lease
 from pipelines.project import project_epoch
 from pipelines.verify import Home, verify_epoch
@@ -101,6 +102,8 @@ class Pipelines:
         self._beam_options = tuple(beam_options)
         self._on_epoch = on_epoch or (lambda done: None)
         self._known: set[str] | None = None
+        self._unfinished: dict[str, list[int]] = {}
+        """Logs to project; others than the present one until they are done."""
         self._conflicts = 0
         self._since_compaction = 0
 
@@ -161,14 +164,27 @@ class Pipelines:
         home, config, options = self._home, self._config, self._beam_options
         if stage == "ingest":
             if self._known is None:
-                self._known = known_logs(warm_lake(home.lake))
+                self._known = set(known_partitions(warm_lake(home.lake)))
             accept_gap = self._accept_gap
             return ingest_epoch(
                 home.lake, home.log, config, known=self._known, accept_gap=accept_gap, beam_options=options
             )
         if stage == "verify":
             return verify_epoch(home, self._partitions, config, options)
-        return project_epoch(home.lake, home.log_id, self._partitions, config, options)
+        return self._project()
+
+    def _project(self) -> dict[str, int] | None:
+        """The next epoch; what was ingested from a log that was replaced since is finished first."""
+        if not self._unfinished:
+            known = known_partitions(warm_lake(self._home.lake))
+            self._unfinished = known | {self._home.log_id: self._partitions}
+        for log_id, partitions in list(self._unfinished.items()):
+            counters = project_epoch(self._home.lake, log_id, partitions, self._config, self._beam_options)
+            if counters is not None:
+                return counters
+            if log_id != self._home.log_id:
+                del self._unfinished[log_id]
+        return None
 
     def _watch_conflicts(self, stage: str, counters: dict[str, int]) -> None:
         self._conflicts = self._conflicts + 1 if counters.get("conflicts") else 0
