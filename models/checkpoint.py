@@ -29,6 +29,11 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     size: int
 
 
+class _Header(Struct, frozen=True, kw_only=True):
+    config: TransformerConfig
+    vocabulary: Vocabulary
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Write durably under a temporary name, then rename: readers see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,10 +56,9 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 def save_checkpoint(path: Path, model: TinyTransformer, vocabulary: Vocabulary) -> Checkpoint:
     """Write a model; its digest is over the file's bytes."""
-    metadata = {
-        "config": msgspec.json.encode(model.config).decode(),
-        "vocabulary": msgspec.json.encode(vocabulary).decode(),
-    }
+    header = _Header(config=model.config, vocabulary=vocabulary)
+    # One key only: safetensors writes several in random order, and equal models are to give equal files.
+    metadata = {"trajlake": msgspec.json.encode(header).decode()}
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     data = save_tensors(tensors, metadata)
     atomic_write(path, data)
@@ -82,13 +86,12 @@ def load_checkpoint(uri: str, sha256: str | None = None) -> tuple[TinyTransforme
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        config = msgspec.json.decode(metadata["config"], type=TransformerConfig)
-        vocabulary = msgspec.json.decode(metadata["vocabulary"], type=Vocabulary)
-        model = new_transformer(config, seed=0)
+        header = msgspec.json.decode(metadata["trajlake"], type=_Header)
+        model = new_transformer(header.config, seed=0)
         model.load_state_dict(load_tensors(data))
     except (SafetensorError, KeyError, msgspec.MsgspecError, RuntimeError) as error:
         raise CheckpointError(f"{path}: not a trajlake checkpoint: {error}") from error
-    return model, vocabulary
+    return model, header.vocabulary
 
 
 def optimizer_path(checkpoint_uri: str) -> Path:

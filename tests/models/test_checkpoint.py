@@ -34,7 +34,8 @@ def test_a_checkpoint_brings_back_the_same_model_and_vocabulary(tmp_path):
     loaded, vocabulary = load_checkpoint(saved.uri, saved.sha256)
     assert vocabulary == VOCABULARY
     assert torch.equal(output_logprobs(loaded, IDS), output_logprobs(model, IDS))
-    assert save_checkpoint(tmp_path / "again.safetensors", loaded, vocabulary).sha256 == saved.sha256
+    again = {save_checkpoint(tmp_path / "again.safetensors", loaded, vocabulary).sha256 for _ in range(20)}
+    assert again == {saved.sha256}
     assert load_checkpoint(f"file://{saved.uri}")[1] == VOCABULARY
 
 
