@@ -86,11 +86,11 @@ def stream_sql(
     context = session(lake, at)
     try:
         frame = context.sql_with_options(query, _READ_ONLY)
-    except (ValueError, RuntimeError) as error:
+        if limit is not None:
+            frame = frame.limit(limit)
+        reader = pa.RecordBatchReader.from_stream(frame)
+    except Exception as error:  # DataFusion's planner raises bare Exceptions
         raise QueryError(explain_error(str(error))) from error
-    if limit is not None:
-        frame = frame.limit(limit)
-    reader = pa.RecordBatchReader.from_stream(frame)
     schema = pa.schema([field.with_type(_plain(field.type)) for field in reader.schema])
     return schema, _plain_batches(reader, schema)
 
@@ -199,7 +199,9 @@ def _plain_batches(reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[
     try:
         for batch in reader:
             yield batch.cast(schema)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if "FileNotFoundError" in str(error):
+            raise VersionGoneError(f"a file of that version was cleaned up: {error}") from error
         raise QueryError(f"the query failed: {error}") from error
 
 

@@ -117,6 +117,21 @@ def test_a_query_that_fails_while_it_runs_is_a_query_error(trajectories):
         run_sql(trajectories, 'SELECT 1 / ("offset" - "offset") FROM trajectories')
 
 
+@pytest.mark.parametrize("query", ["SELECT CAST('x' AS INT)", "SELECT * FROM trajectories LIMIT -1"])
+def test_a_query_that_fails_while_it_is_planned_is_a_query_error(lake, query):
+    with pytest.raises(QueryError, match=r"Cannot cast|LIMIT must be"):
+        run_sql(lake, query)
+
+
+def test_a_version_whose_files_were_cleaned_up_is_named(trajectories):
+    table = trajectories.table("trajectories")
+    table.refresh()
+    lost = table.data_files()[0].path
+    (Path(table.url) / lost).unlink()
+    with pytest.raises(VersionGoneError, match=lost):
+        run_sql(trajectories, "SELECT * FROM trajectories", at=3)
+
+
 def test_filters_open_only_files_that_may_match(trajectories):
     table = trajectories.table("trajectories")
     table.refresh()

@@ -256,6 +256,37 @@ def test_a_file_without_statistics_is_never_pruned(lake, events_of):
     assert len(table.data_files(overlaps("offset", 500, 600))) == 1
 
 
+def replay_log(folder):
+    """A second Delta reader, of nothing but Arrow: the newest checkpoint, then the commits after it."""
+    log = folder / "_delta_log"
+    checkpoints = sorted(log.glob("*.checkpoint.parquet"))
+    live = set()
+    if checkpoints:
+        adds = pq.read_table(checkpoints[-1], columns=["add"]).column("add").to_pylist()
+        live = {add["path"] for add in adds if add is not None and add["path"] is not None}
+    first = int(checkpoints[-1].name[:20]) + 1 if checkpoints else 0
+    for version in range(first, len(list(log.glob("*.json")))):
+        actions = [json.loads(line) for line in (log / f"{version:020}.json").read_text().splitlines()]
+        live -= {action["remove"]["path"] for action in actions if "remove" in action}
+        live |= {action["add"]["path"] for action in actions if "add" in action}
+    return [folder / path for path in sorted(live)]
+
+
+@pytest.mark.parametrize("num_commits", [3, 27])
+def test_a_second_reader_finds_the_same_rows(lake, events_of, num_commits):
+    table = lake.table("events")
+    for start in range(0, num_commits * 5, 5):
+        table.commit([table.write_file(events_of(range(start, start + 5)))])
+    compact(table, min_files=2 if num_commits == 3 else 8)
+    table.commit([table.write_file(events_of(range(1000, 1005)))])
+    files = replay_log(Path(table.url))
+    ours = table.read_files(table.data_files()).sort_by("offset")
+    assert pa.concat_tables(pq.read_table(file) for file in files).sort_by("offset").equals(ours)
+    assert table.at(table.version).to_pyarrow_table().sort_by("offset").equals(ours)
+    assert ours.num_rows == num_commits * 5 + 5
+    assert any(file.num_records > 5 for file in table.data_files())
+
+
 def test_large_rows_make_small_row_groups(lake, rows_of):
     table = lake.table("events")
     rows = rows_of("events", {"offset": list(range(40)), "value": [os.urandom(1_000_000)] * 40})
