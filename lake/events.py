@@ -51,6 +51,7 @@ def read_history(
     columns: Sequence[str] | None = None,
     *,
     closing_only: bool = False,
+    types: Sequence[str] | None = None,
 ) -> pa.Table:
     """Events of some trajectories with offset < `before`, in order of offset.
 
@@ -62,6 +63,7 @@ def read_history(
         before: Offset that bounds the look back, exclusive.
         columns: Columns to return, all by default.
         closing_only: Only events of closing types, see `schemas.events.CLOSING_TYPES`.
+        types: Only events of these types, all by default.
     """
     ids = sorted(set(trajectory_ids))
     files = history_files(table, log_id, partition, ids, before)
@@ -73,6 +75,8 @@ def read_history(
     )
     if closing_only:
         rows &= pc.field("is_closing")
+    if types is not None:
+        rows &= pc.field("type").isin(pa.array(types, pa.string()))
     return _sorted_by_offset(table, dataset, columns, rows)
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import apache_beam as beam
+import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
@@ -36,10 +37,12 @@ from schemas.events import (
     Reward,
     Score,
     TrajectoryFinished,
+    TrajectoryStarted,
     VerificationAbandoned,
     stream_of_score,
 )
 from schemas.records import Task, Trajectory, Verdict
+from schemas.wire import WireError, decode_event
 from storage.blobs import BlobStore
 from verify.port import Verifier
 from verify.runtime import SandboxRuntime
@@ -163,13 +166,34 @@ def find_waiting(lake: Lake, log_id: str, partition: int, start: int, end: int) 
     events = lake.table("events")
     found = read_range(events, log_id, partition, start, end, ["offset", "type", "trajectory_id"])
     finished = found.filter(pc.equal(found.column("type"), "trajectory_finished")).column("trajectory_id")
-    for ids in in_batches(sorted(set(finished.to_pylist())), _BATCH * 8):
-        for _, machine in machines(read_history(events, log_id, partition, ids, end, RECORD_COLUMNS)):
-            waiting = machine.waiting()
-            scorer = waiting.started.primary_scorer if waiting else None
-            # A score by an environment or an importer comes from them, not from us.
-            if waiting is not None and scorer is not None and not scorer.startswith(("env:", "import:")):
-                yield waiting
+    for finished_ids in in_batches(sorted(set(finished.to_pylist())), _BATCH * 128):
+        starts = read_history(
+            events, log_id, partition, finished_ids, end, ["trajectory_id", "value"], types=["trajectory_started"]
+        )
+        for ids in in_batches(sorted(_to_verify(starts)), _BATCH * 8):
+            for _, machine in machines(read_history(events, log_id, partition, ids, end, RECORD_COLUMNS)):
+                waiting = machine.waiting()
+                if waiting is not None and _is_ours(waiting.started):
+                    yield waiting
+
+
+def _to_verify(starts: pa.Table) -> set[str]:
+    """Trajectories with a start that names a verifier of ours: only these need their whole history."""
+    ids, values = starts.column("trajectory_id").to_pylist(), starts.column("value").to_pylist()
+    return {trajectory_id for trajectory_id, value in zip(ids, values, strict=True) if _names_ours(value)}
+
+
+def _names_ours(value: bytes) -> bool:
+    try:
+        body = decode_event(value).body
+    except WireError:
+        return False  # quarantined by itself, so no attempt begins with it
+    return isinstance(body, TrajectoryStarted) and _is_ours(body)
+
+
+def _is_ours(started: TrajectoryStarted) -> bool:
+    """A score by an environment or an importer comes from them, not from us."""
+    return started.primary_scorer is not None and not started.primary_scorer.startswith(("env:", "import:"))
 
 
 class FindFn(beam.DoFn):
