@@ -1,16 +1,16 @@
 """The demo: the real loop, small. From rollouts in sandboxes to a better policy, in one warm process.
 
-Actors play round after round in a thread of their own; meanwhile the pipelines bring the last round's records into
-tables and the learner trains on them: so the policy is off by a version or two, as in a large system. Every few
-rounds the actors also play held-out tasks, and the demo ends when those reach the goal. All figures are read back
-from the tables.
+Actors play a round, the pipelines bring its records into tables, the learner trains on the rows that the tables gained
+and publishes a policy, which the actors find in the log. Every few rounds they also play held-out tasks, and the demo
+ends when those reach the goal. All figures are read back from the tables.
+
+On two cores the stages take turns: side by side in one process they only wait for each other.
 
 Leaves out: how it is printed (see `trajlake.cli.demo`).
 """
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from rollout.run import RolloutSession
 
 DOMAIN = "unwrap"
+_BARREN_ROUNDS = 3
+
+
+class DemoError(Exception):
+    """The loop can't go on; the message says where to look."""
 
 
 class DemoPlan(Struct, frozen=True, kw_only=True):
@@ -100,7 +105,7 @@ def run_demo(home: Home, plan: DemoPlan, listener: Listener) -> DemoResult:
 
     Raises:
         SandboxUnavailableError: no sandbox can run here; nothing was played.
-        RuntimeError: a round gave no batch to train on.
+        DemoError: rounds gave nothing to train on.
     """
     began = time.monotonic()
     run_id = str(uuid_utils.uuid7())
@@ -147,23 +152,21 @@ class _Loop:
         )
         updates: list[Update] = []
         checks: list[Check] = []
-        with ThreadPoolExecutor(1, thread_name_prefix="rounds") as actors:
-            round_idx = 0
-            playing: Future[float] = actors.submit(self._round, plan, round_idx)
-            while len(updates) < plan.max_updates:
-                rollout_seconds = playing.result()
-                playing = actors.submit(self._round, plan, round_idx + 1)
-                pipeline_seconds = self._into_tables()
-                if round_idx % plan.rounds_per_check == 0:
-                    checks.append(self._check(round_idx))
-                    self._listener.check(checks[-1])
-                    if checks[-1].reward >= plan.goal:
-                        break
-                updates += self._train(rollout_seconds, pipeline_seconds, len(updates))
-                round_idx += 1
-            playing.result()
-        self._into_tables()
-        return updates, checks
+        round_idx = barren = 0
+        while True:
+            rollout_seconds = self._round(plan, round_idx)
+            pipeline_seconds = self._into_tables()
+            if round_idx % plan.rounds_per_check == 0:
+                checks.append(self._check(round_idx))
+                self._listener.check(checks[-1])
+            if checks[-1].reward >= plan.goal or len(updates) >= plan.max_updates:
+                return updates, checks
+            trained = list(self._train(rollout_seconds, pipeline_seconds, len(updates)))
+            updates += trained
+            barren = 0 if trained else barren + 1
+            if barren >= _BARREN_ROUNDS:
+                raise DemoError(f"{barren} rounds in a row gave no batch to train on: see table quarantine")
+            round_idx += 1
 
     def _round(self, plan: DemoPlan, round_idx: int) -> float:
         """Play one round, held-out tasks first where it is time; gives its seconds."""
@@ -197,7 +200,7 @@ class _Loop:
 
         found = run_sql(self._parts.lake, held_out_sql(self._parts.run_id, round_idx)).to_pylist()[0]
         if not found["num_scored"]:
-            raise RuntimeError(f"no held-out trajectory of round {round_idx} was scored: see table quarantine")
+            raise DemoError(f"no held-out trajectory of round {round_idx} was scored: see table quarantine")
         return Check(round_idx=round_idx, **found)
 
 
