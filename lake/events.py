@@ -50,8 +50,7 @@ def read_history(
     before: int,
     columns: Sequence[str] | None = None,
     *,
-    closing_only: bool = False,
-    types: Sequence[str] | None = None,
+    only: pc.Expression | None = None,
 ) -> pa.Table:
     """Events of some trajectories with offset < `before`, in order of offset.
 
@@ -62,8 +61,7 @@ def read_history(
         trajectory_ids: Trajectories.
         before: Offset that bounds the look back, exclusive.
         columns: Columns to return, all by default.
-        closing_only: Only events of closing types, see `schemas.events.CLOSING_TYPES`.
-        types: Only events of these types, all by default.
+        only: Only events that satisfy this, such as `pc.field("is_closing")`.
     """
     ids = sorted(set(trajectory_ids))
     files = history_files(table, log_id, partition, ids, before)
@@ -73,10 +71,8 @@ def read_history(
         & (pc.field("offset") < before)
         & _in_partition(log_id, partition)
     )
-    if closing_only:
-        rows &= pc.field("is_closing")
-    if types is not None:
-        rows &= pc.field("type").isin(pa.array(types, pa.string()))
+    if only is not None:
+        rows &= only
     return _sorted_by_offset(table, dataset, columns, rows)
 
 

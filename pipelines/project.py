@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
 from lake.errors import CommitConflictError
@@ -59,7 +60,7 @@ class PartitionHistory:
     def closed(self, trajectory_ids: Sequence[str]) -> set[str]:
         """Trajectories with an earlier record of a closing type."""
         columns = ["offset", "trajectory_id"]
-        found = read_history(*self._where, trajectory_ids, self._before, columns, closing_only=True)
+        found = read_history(*self._where, trajectory_ids, self._before, columns, only=pc.field("is_closing"))
         return set(found.column("trajectory_id").to_pylist())
 
     def of(self, trajectory_ids: Sequence[str]) -> pa.Table:

@@ -167,9 +167,8 @@ def find_waiting(lake: Lake, log_id: str, partition: int, start: int, end: int) 
     found = read_range(events, log_id, partition, start, end, ["offset", "type", "trajectory_id"])
     finished = found.filter(pc.equal(found.column("type"), "trajectory_finished")).column("trajectory_id")
     for finished_ids in in_batches(sorted(set(finished.to_pylist())), _BATCH * 128):
-        starts = read_history(
-            events, log_id, partition, finished_ids, end, ["trajectory_id", "value"], types=["trajectory_started"]
-        )
+        columns, is_start = ["trajectory_id", "value"], pc.field("type") == "trajectory_started"
+        starts = read_history(events, log_id, partition, finished_ids, end, columns, only=is_start)
         for ids in in_batches(sorted(_to_verify(starts)), _BATCH * 8):
             for _, machine in machines(read_history(events, log_id, partition, ids, end, RECORD_COLUMNS)):
                 waiting = machine.waiting()

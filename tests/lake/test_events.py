@@ -57,7 +57,7 @@ def test_a_history_ends_before_its_bound(events):
 
 
 def test_closing_events_alone_can_be_asked_for(events):
-    found = read_history(events, "log", 0, ["t000003", "t000004"], 100, ["offset"], closing_only=True)
+    found = read_history(events, "log", 0, ["t000003", "t000004"], 100, ["offset"], only=pc.field("is_closing"))
     assert found.column("offset").to_pylist() == [19, 24]
 
 
