@@ -2,9 +2,9 @@
 
 A trajectory is 20 events of 1 KB as stored. `record/acknowledged` flushes after every trajectory, so that each is
 durable before the next begins. `record/grouped` records on and on and ends with a flush, so the recorder groups commits
-by itself: there hardly a sync is left to wait for, and the ratio is that of Python to C. The peer inserts the very same keys and values with `executemany` into a file with the same pragmas
-(WAL, synchronous=FULL, the log's page size) and as many rows per commit as the recorder's commits had. Both sides run
-in turns and the median of the rounds counts.
+by itself: there hardly a sync is left to wait for, and the ratio is that of Python to C. The peer inserts the very same
+keys and values with `executemany` into a file with the same pragmas (WAL, synchronous=FULL, the log's page size) and as
+many rows per commit as the recorder's commits had. Both sides run in turns and the median of the rounds counts.
 """
 
 import sqlite3
@@ -43,8 +43,9 @@ class _CountingLog(SqliteLog):
 def run(quick: bool) -> list[dict[str, Any]]:
     """Measure both ways of recording."""
     return [
+        # One by one, the disk's sync sets the pace: only the ratio is ours. Grouped, the pace is.
         {**_measure("record/acknowledged", 20 if quick else 1_000, True, quick), "ratio_at_least": 0.6},
-        _measure("record/grouped", 50 if quick else 4_000, False, quick),
+        {**_measure("record/grouped", 50 if quick else 4_000, False, quick), "at_least": 1_000.0},
     ]
 
 
@@ -65,7 +66,6 @@ def _measure(metric: str, num_trajectories: int, flush_each: bool, quick: bool) 
         "against": "raw SQLite, same bytes and commits",
         "ratio": statistics.median(a / b for a, b in zip(ours, raw, strict=True)),
         "params": {"trajectories": num_trajectories, "events": EVENTS, "event_bytes": EVENT_BYTES},
-        "at_least": 1_000.0,
         "rows_per_commit": statistics.median(batches),
         "stored_event_bytes": statistics.mean(sizes),
     }
