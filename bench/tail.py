@@ -51,7 +51,7 @@ def _measure(metric: str, num_commits: int, rows_per_commit: int, quick: bool) -
         "against": "pyarrow.dataset, same files and columns",
         "ratio": statistics.median(a / b for a, b in zip(ours, plain, strict=True)),
         "params": {"commits": num_commits, "rows_per_commit": rows_per_commit, "response_tokens": RESPONSE_TOKENS},
-        "ratio_at_least": 0.5,
+        **({} if quick else {"ratio_at_least": 0.5}),  # a quick run measures opening files, not reading them
     }
 
 
