@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
