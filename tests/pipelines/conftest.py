@@ -1,13 +1,16 @@
 """Shared by the tests of pipelines: homes on disk, event streams with every field at will, and one eventful log."""
 
 import hashlib
+import json
 import math
 import random
 import shutil
+import subprocess
+import sys
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -383,6 +386,11 @@ class Home:
         settings = PipelineConfig(**({"verify_tries": 2, "verify_retry_seconds": 0.01} | config))
         return Pipelines(self.urls, settings, only=only, accept_gap=accept_gap).run_once()
 
+    def order(self, failpoint: str | None = None, **order: Any) -> dict[str, Any]:
+        """What `Zygote.run` is told for this home."""
+        env = {"TRAJLAKE_FAILPOINT": failpoint} if failpoint else {}
+        return {**self.urls._asdict(), "env": env, **order}
+
     def rows(self, table: str) -> list[dict[str, Any]]:
         """All rows, in the table's order."""
         handle = self.lake.table(table)
@@ -468,6 +476,46 @@ def eventful_home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return home
 
 
+class Zygote:
+    """Pipeline processes that may be killed, forked from one that has imported everything; see `zygote.py`."""
+
+    def __init__(self, errors: IO[str]) -> None:
+        script = Path(__file__).with_name("zygote.py")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert self._read() == {"ready": True}
+
+    def run(self, *orders: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run orders side by side, each in a process of its own; gives how they ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(orders) + "\n")
+        self._process.stdin.flush()
+        return list(self._read())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the zygote died"
+        return json.loads(line)
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Runs pipelines in processes of their own."""
+    with (tmp_path_factory.mktemp("zygote") / "stderr").open("w") as errors:
+        running = Zygote(errors)
+        yield running
+        running.close()
+
+
 @pytest.fixture
 def tape() -> Tape:
     """An empty tape."""
@@ -477,6 +525,4 @@ def tape() -> Tape:
 @pytest.fixture(scope="session")
 def kit() -> Any:
     """This module: its builders, for tests to use."""
-    import sys
-
     return sys.modules[__name__]
