@@ -27,6 +27,8 @@ LINGER_SECONDS = 0.005
 """How long a batch that could be larger waits for more; a flush ends the wait."""
 OVERHEAD_BYTES = 600
 """Envelope, key and Python objects of a queued event, for the bound on memory."""
+_IDLE_LOOKS = 200
+"""Lingers without an event after which the thread sleeps until it is woken: a second."""
 _SALTS = 256
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 2.0
@@ -98,6 +100,8 @@ class Writer:
         self.acknowledged = 0
         self.error: BaseException | None = None
         self._waiting: SimpleQueue[Any] = SimpleQueue()
+        self._hurry: SimpleQueue[None] = SimpleQueue()
+        self._asleep = False
         self._open: dict[str, Stream] = {}
         self._salts: Iterator[bytes] = iter(())
         self._closing = self._ended = False
@@ -120,6 +124,8 @@ class Writer:
         while wait and not self._has_room():
             self._wait_for_progress()
         self._queue.put(entry)
+        if self._asleep:
+            self._hurry.put(None)
         with self._count_lock:
             self._queued_bytes += len(entry.body) + OVERHEAD_BYTES
             self._queued += 1
@@ -150,6 +156,7 @@ class Writer:
     def _pass_barrier(self, stops: bool) -> None:
         barrier = _Barrier(stops)
         self._queue.put(barrier)
+        self._hurry.put(None)
         while not barrier.lock.acquire(timeout=_LOOK_SECONDS):
             self._check_alive()
 
@@ -206,19 +213,14 @@ class Writer:
 
     def _collect(self) -> tuple[list[ProducerRecord], int, int, _Barrier | None]:
         """Chained records up to a full batch, a barrier or the end of the linger, whatever comes first."""
-        queue = self._queue
+        self._wait_for_work()
         records: list[ProducerRecord] = []
         num_bytes = num_entries = 0
-        linger_until = 0.0
         while num_bytes < BATCH_BYTES and num_entries < BATCH_RECORDS:
-            if num_entries and queue.empty():
-                linger_until = linger_until or time.monotonic() + LINGER_SECONDS
-                try:
-                    entry = queue.get(timeout=max(linger_until - time.monotonic(), 0))
-                except Empty:
-                    break
-            else:
-                entry = queue.get()
+            try:
+                entry = self._queue.get_nowait()
+            except Empty:
+                break
             if isinstance(entry, _Barrier):
                 return records, num_bytes, num_entries, entry
             num_entries += 1
@@ -226,6 +228,34 @@ class Writer:
             if not entry.stream.closed:  # an abort at the exit of a block that was interrupted just after its finish
                 records.append(self._chain(entry))
         return records, num_bytes, num_entries, None
+
+    def _wait_for_work(self) -> None:
+        """Return when a flush hurries, or when something was queued and has lingered.
+
+        Recording threads don't wake this one for each event: the switches would cost more than the events.
+        """
+        idle_looks = 0
+        while self._queue.qsize() < BATCH_RECORDS:
+            if self._is_hurried(LINGER_SECONDS) or not self._queue.empty():
+                return
+            idle_looks += 1
+            if idle_looks >= _IDLE_LOOKS:
+                self._sleep_until_recorded()
+                idle_looks = 0
+
+    def _is_hurried(self, seconds: float) -> bool:
+        try:
+            self._hurry.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
+    def _sleep_until_recorded(self) -> None:
+        self._asleep = True
+        # Whoever queues after this look sees that we sleep; whoever queued before it is seen here.
+        if self._queue.empty():
+            self._hurry.get()
+        self._asleep = False
 
     def _chain(self, entry: Entry) -> ProducerRecord:
         stream, body = entry.stream, entry.body
