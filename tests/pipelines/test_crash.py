@@ -80,8 +80,7 @@ def test_a_death_while_verifying_scores_nothing_twice(zygote: Any, new_home: Cal
         assert one.rules() == {f"t{index}": "unscored_infra" for index in range(6)}
     assert [score(row) for row in home.rows("scores")] == [score(row) for row in undisturbed.rows("scores")]
     # Appended by the dead process and once more by its successor, if it died between append and commit.
-    doubled = home.reconciliation().duplicates
-    assert doubled == (6 if point == "verify.scores.after_append" else 0)
+    assert (home.reconciliation().duplicates > 0) == (point == "verify.scores.after_append")
 
 
 def score(row: dict[str, Any]) -> dict[str, Any]:

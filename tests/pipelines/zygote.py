@@ -40,7 +40,9 @@ def work(order: dict[str, Any]) -> Any:
         return rebuild(urls.lake, config)
     if order.get("job") == "project":
         return _project_all(urls, config)
-    totals = Pipelines(urls, config, only=order.get("only", STAGES)).run_once()
+    totals = Pipelines(
+        urls, config, only=order.get("only", STAGES), accept_gap=order.get("accept_gap", False)
+    ).run_once()
     return {"epochs": totals.epochs, "counters": totals.counters}
 
 
