@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, SQLOptions
 
 from lake.errors import QueryError, VersionGoneError
@@ -101,13 +102,22 @@ def session(lake: Lake, at: Moment = None) -> SessionContext:
     runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES)
     context = SessionContext(config, runtime)
     for name, dataset in snapshots(lake, at).items():
-        context.register_dataset(name, dataset)
+        context.register_dataset(name, _never_empty(dataset))
     for name, query in VIEWS.items():
         context.register_view(name, context.sql(query))
     return context
 
 
-def snapshots(lake: Lake, at: Moment) -> dict[str, pads.Dataset]:
+def _never_empty(dataset: pads.FileSystemDataset) -> pads.FileSystemDataset:
+    """The same rows, in at least one fragment whatever a filter leaves out: DataFusion can't sort none at all."""
+    file = pa.BufferOutputStream()
+    pq.write_table(dataset.schema.empty_table(), file)
+    no_rows = dataset.format.make_fragment(pa.BufferReader(file.getvalue()))
+    fragments = [*dataset.get_fragments(), no_rows]
+    return pads.FileSystemDataset(fragments, dataset.schema, dataset.format, dataset.filesystem)
+
+
+def snapshots(lake: Lake, at: Moment) -> dict[str, pads.FileSystemDataset]:
     """A dataset per table at one point of time."""
     if isinstance(at, str):
         at = parse_at(at)

@@ -36,6 +36,12 @@ def test_every_table_and_view_can_be_queried(lake):
             assert [field.type for field in schema] == [field.type for field in TABLES[name]]
 
 
+def test_nothing_can_be_sorted_too(trajectories):
+    assert run_sql(trajectories, "SELECT rule FROM quarantine ORDER BY rule LIMIT 5").num_rows == 0
+    query = "SELECT reward FROM trajectories WHERE trajectory_id = 'none' ORDER BY reward LIMIT 5"
+    assert run_sql(trajectories, query).num_rows == 0
+
+
 def test_rows_come_back_as_they_went_in(trajectories):
     found = run_sql(trajectories, "SELECT trajectory_id, reward, final_observation_ids FROM trajectories ORDER BY 1")
     assert found.to_pydict() == {
