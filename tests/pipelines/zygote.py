@@ -17,7 +17,9 @@ import apache_beam  # noqa: F401 - the slow imports are the point
 import deltalake  # noqa: F401
 import pyarrow as pa
 
+from ingest.open import open_log
 from pipelines.gate.gate import Gate
+from pipelines.ingest import ingest_epoch
 from pipelines.project import project_epoch
 from pipelines.rebuild import rebuild
 from pipelines.run import STAGES, Pipelines, Urls
@@ -40,6 +42,8 @@ def work(order: dict[str, Any]) -> Any:
         return rebuild(urls.lake, config)
     if order.get("job") == "project":
         return _project_all(urls, config)
+    if order.get("job") == "ingest":
+        return _ingest_all(urls, config)
     totals = Pipelines(
         urls, config, only=order.get("only", STAGES), accept_gap=order.get("accept_gap", False)
     ).run_once()
@@ -48,11 +52,18 @@ def work(order: dict[str, Any]) -> Any:
 
 def _project_all(urls: Urls, config: PipelineConfig) -> dict[str, int]:
     """Without any lease, epoch after epoch, until nothing is left: what a second process on an object store does."""
-    from ingest.open import open_log
-
     log = open_log(urls.log)
     conflicts = epochs = 0
     while (counters := project_epoch(urls.lake, log.log_id, list(log.partitions()), config)) is not None:
+        epochs += 1
+        conflicts += counters.get("conflicts", 0)
+    return {"epochs": epochs, "conflicts": conflicts}
+
+
+def _ingest_all(urls: Urls, config: PipelineConfig) -> dict[str, int]:
+    """The same for ingest."""
+    conflicts = epochs = 0
+    while (counters := ingest_epoch(urls.lake, urls.log, config, known=set())) is not None:
         epochs += 1
         conflicts += counters.get("conflicts", 0)
     return {"epochs": epochs, "conflicts": conflicts}
