@@ -82,15 +82,17 @@ def load(query: Query, trajectory_id: str) -> Shown:
 
     trajectories = rows("trajectories", "attempt", 1)
     quarantine = rows("quarantine", '"offset"')
-    refused = any(row["scope"] == "trajectory" for row in quarantine)
+    events = [] if trajectories else [_decoded(row) for row in rows("events", '"offset"')]
+    refused = {row["attempt"] for row in quarantine if row["scope"] != "record"}
+    is_refused = {event["attempt"] for event in events} <= refused
     return Shown(
         trajectory_id=trajectory_id,
-        state="settled" if trajectories else "quarantined" if refused else "open",
+        state="settled" if trajectories else "quarantined" if is_refused else "open",
         trajectory=trajectories[0] if trajectories else None,
         steps=rows("steps", "step_idx"),
         scores=rows("scores", '"offset"'),
         quarantine=quarantine,
-        events=[] if trajectories else [_decoded(row) for row in rows("events", '"offset"')],
+        events=events,
     )
 
 
@@ -150,12 +152,11 @@ def _step(row: Row, limit: int | None) -> Iterator[Line]:
     facts = _given(row, "role", "policy_id", "min_policy_version", "finish_reason", "step_reward", "llm_ms")
     tokens = "" if row["response_token_ids"] is None else f"  {len(row['response_token_ids'])} tokens"
     yield "step", f"step {row['step_idx']}  {facts}{tokens}"
-    if speech := _speech(row["messages"]):
-        yield "plain", f"  {_cut(speech, limit)}"
-    followed = [("action", item) for item in _parsed(row["actions"])]
-    followed += [("observation", item) for item in _parsed(row["observations"])]
-    # Early observations (the prompt) have lower sequence numbers than the call's own actions.
-    for kind, item in sorted(followed, key=lambda pair: pair[1].get("seq", 0)):
+    happened = [("action", item) for item in _parsed(row["actions"])]
+    happened += [("observation", item) for item in _parsed(row["observations"])]
+    happened.append(("speech", {"seq": row["seq"], "content": _speech(row["messages"])}))
+    # In order of the stream: the prompt was observed before the first call.
+    for kind, item in sorted(happened, key=lambda pair: pair[1]["seq"]):
         yield from _happening(kind, item, limit)
 
 
@@ -171,6 +172,10 @@ def _parsed(text: str | None) -> list[dict[str, Any]]:
 
 
 def _happening(kind: str, item: Row, limit: int | None) -> Iterator[Line]:
+    if kind == "speech":
+        for line in _cut(item["content"], limit).splitlines():
+            yield "plain", f"    {line}"
+        return
     if kind == "action":
         arguments = item.get("arguments") if item.get("arguments") is not None else _blob(item, "arguments_ref")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -108,8 +108,8 @@ def trajectory_rows(query: Query) -> Iterator[StatusRow]:
             (SELECT count(*) FROM trajectories WHERE trainable) AS trainable,
             (SELECT count(DISTINCT trajectory_id) FROM events AS e
                 LEFT ANTI JOIN trajectories AS t ON e.trajectory_id = t.trajectory_id
-                LEFT ANTI JOIN (SELECT trajectory_id FROM quarantine WHERE scope = 'trajectory') AS q
-                    ON e.trajectory_id = q.trajectory_id
+                LEFT ANTI JOIN (SELECT trajectory_id, attempt FROM quarantine WHERE scope <> 'record') AS q
+                    ON e.trajectory_id = q.trajectory_id AND e.attempt = q.attempt
                 WHERE e.trajectory_id IS NOT NULL) AS open
         """
     ).to_pylist()[0]

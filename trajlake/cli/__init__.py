@@ -10,18 +10,10 @@ import sys
 
 def main() -> None:
     """Entry point of the console script."""
-    from trajlake.cli.app import app
-
-    app()
-
-
-def _run() -> None:
     try:
-        main()
-    except KeyboardInterrupt:
+        from trajlake.cli.app import app
+
+        app(prog_name="trajlake")
+    except KeyboardInterrupt:  # before the command's own guard is there, while libraries are imported
         sys.stderr.write("interrupted\n")
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    _run()
