@@ -179,7 +179,8 @@ class SettlingMachine:
         if identity in self._seen:
             return [Duplicates(1)]
         self._seen.add(identity)
-        self._heads[event.envelope.stream] = event.envelope.seq + 1, event.envelope_sha256
+        if event.envelope.seq >= self._heads.get(event.envelope.stream, (0, b""))[0]:
+            self._heads[event.envelope.stream] = event.envelope.seq + 1, event.envelope_sha256
         if isinstance(event.body, AttemptAborted):
             return self._aborted_by_other(event)
         return [RecordAccepted(event), *self._judged(event)]

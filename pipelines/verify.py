@@ -233,10 +233,9 @@ class GradeFn(beam.DoFn):
         for run_id, indices in by_run.items():
             with Recorder(warm_log(self._log_url), run_id=run_id, producer_id=PIPELINE) as recorder:
                 for index in indices:
-                    _record(recorder, batch[index], judged[index])
+                    count("verdicts", _record(recorder, batch[index], judged[index]))
                 recorder.flush()
         reach("verify.scores.after_append")
-        count("verdicts", sum(map(len, judged)))
         yield 0, len(batch)
 
     def _judge(self, waiting: Waiting) -> list[tuple[str, int, Score | VerificationAbandoned]]:
@@ -245,17 +244,22 @@ class GradeFn(beam.DoFn):
 
 def _record(
     recorder: Recorder, waiting: Waiting, judged: Sequence[tuple[str, int, Score | VerificationAbandoned]]
-) -> None:
+) -> int:
+    """Record verdicts; gives their number, 0 where ids are so long that no stream can be named after them."""
     stream, first, _ = judged[0]
     _, previous = waiting.heads.get(stream, (0, b""))
-    writer = recorder.stream(
-        stream,
-        trajectory_id=waiting.events[0].envelope.trajectory_id,
-        attempt=waiting.attempt,
-        after=StreamPosition(first, previous or None),
-    )
+    try:
+        writer = recorder.stream(
+            stream,
+            trajectory_id=waiting.events[0].envelope.trajectory_id,
+            attempt=waiting.attempt,
+            after=StreamPosition(first, previous or None),
+        )
+    except ValueError:
+        return 0  # nobody could score it: it stays open, where reconciliation shows it
     for _, _, body in judged:
         writer.record(body)
+    return len(judged)
 
 
 class CommitFn(beam.DoFn):

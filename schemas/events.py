@@ -129,7 +129,7 @@ class TrajectoryStarted(Body, frozen=True, kw_only=True, tag="trajectory_started
     parent_trajectory_id: str | None = None
     env_version: str | None = None
     sandbox_image_digest: str | None = None
-    primary_scorer: str | None = None
+    primary_scorer: Name | None = None
     """Verifier id whose score is the reward (`humaneval`, `env:return`, `import:tau-bench`). Null: the
     trajectory settles at its finish, with a null reward."""
     tool_definitions: list[dict[str, Any]] | None = None
