@@ -188,33 +188,34 @@ class Writer:
     # The writer thread, from here on.
 
     def _run(self) -> None:
-        barrier = None
-        while barrier is None or not barrier.stops:
-            barrier = self._write_batch()
-            if barrier is not None and not barrier.stops:
-                barrier.lock.release()
+        stops: list[_Barrier] = []
+        while not stops:
+            stops = [barrier for barrier in self._write_batch() if barrier.stops]
         self._ended = True
-        barriers = [barrier]
         while not self._queue.empty():
-            barriers += filter(None, [self._write_batch()])
+            stops += [barrier for barrier in self._write_batch() if barrier.stops]
         self._append(self._abort_open())
-        for passed in barriers:
-            passed.lock.release()
+        for barrier in stops:
+            barrier.lock.release()
 
-    def _write_batch(self) -> _Barrier | None:
-        """Append what is queued, up to a full batch or a barrier."""
-        records, num_bytes, num_entries, barrier = self._collect()
+    def _write_batch(self) -> list[_Barrier]:
+        """Append what is queued, up to a full batch; release the flushes that waited for it, and give all barriers."""
+        records, num_bytes, num_entries, barriers = self._collect()
         self._append(records)
         self._done_bytes += num_bytes
         self._done += num_entries
+        for barrier in barriers:
+            if not barrier.stops:
+                barrier.lock.release()
         while not self._waiting.empty():
             self._waiting.get().release()
-        return barrier
+        return barriers
 
-    def _collect(self) -> tuple[list[ProducerRecord], int, int, _Barrier | None]:
-        """Chained records up to a full batch, a barrier or the end of the linger, whatever comes first."""
+    def _collect(self) -> tuple[list[ProducerRecord], int, int, list[_Barrier]]:
+        """Chained records of what is queued, up to a full batch; the flushes of several threads share a commit."""
         self._wait_for_work()
         records: list[ProducerRecord] = []
+        barriers: list[_Barrier] = []
         num_bytes = num_entries = 0
         while num_bytes < BATCH_BYTES and num_entries < BATCH_RECORDS:
             try:
@@ -222,12 +223,13 @@ class Writer:
             except Empty:
                 break
             if isinstance(entry, _Barrier):
-                return records, num_bytes, num_entries, entry
+                barriers.append(entry)
+                continue
             num_entries += 1
             num_bytes += len(entry.body) + OVERHEAD_BYTES
             if not entry.stream.closed:  # an abort at the exit of a block that was interrupted just after its finish
                 records.append(self._chain(entry))
-        return records, num_bytes, num_entries, None
+        return records, num_bytes, num_entries, barriers
 
     def _wait_for_work(self) -> None:
         """Return when a flush hurries, or when something was queued and has lingered.
