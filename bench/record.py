@@ -1,10 +1,10 @@
 """How fast one process records: acknowledged trajectories per second, beside SQLite without anything of ours.
 
 A trajectory is 20 events of 1 KB as stored. `record/acknowledged` is a process of actors, each a thread that waits
-until its trajectory is durable before it begins the next, as in a rollout; `record/one-actor` is the same with a single
-thread. Their peer makes the same promise: it commits each trajectory. `record/grouped` is one thread that records on and
-on and waits at the end, beside as many rows per commit as the recorder's own commits had: hardly a sync is left to wait
-for, and the ratio is that of Python to C.
+until its trajectory is durable before it begins the next, as in a rollout; `record/one-actor` is the same with a
+single thread. Their peer makes the same promise: it commits each trajectory. `record/grouped` is one thread that
+records on and on and waits at the end, beside as many rows per commit as the recorder's own commits had: hardly a sync
+is left to wait for, and the ratio is that of Python to C.
 
 The peer inserts the very same keys and values with `executemany` into a file with the same pragmas (WAL,
 synchronous=FULL, the log's page size). Both sides run in turns and the median of the rounds counts.
