@@ -107,6 +107,7 @@ class LakeTable:
             raise LakeNotFoundError(f"no table {name} at {url}: run `trajlake init`") from error
         self.filesystem = filesystem_of(url, self._options)
         self._adds: tuple[int, pa.Table] | None = None
+        self._transactions: tuple[int, dict[str, int]] = (-1, {})
         self._fragments: dict[str, pads.ParquetFileFragment] = {}
 
     @property
@@ -139,8 +140,18 @@ class LakeTable:
     def progress(self, pipeline: str, log_id: str, partitions: Sequence[int]) -> dict[int, int]:
         """Next offset per partition that `pipeline` has committed, as this handle sees it; 0 where it has none."""
         with self._lock:
-            found = {p: self._delta.transaction_version(app_id(pipeline, log_id, p)) for p in partitions}
-        return {partition: int(version or 0) for partition, version in found.items()}
+            return {
+                partition: self._transaction_version(app_id(pipeline, log_id, partition)) for partition in partitions
+            }
+
+    def _transaction_version(self, app: str) -> int:
+        """0 where there is none. Kept until the version changes: each look-up replays the log since the checkpoint."""
+        if self._transactions[0] != self.version:
+            self._transactions = (self.version, {})
+        known = self._transactions[1]
+        if app not in known:
+            known[app] = int(self._delta.transaction_version(app) or 0)
+        return known[app]
 
     # ---- writing ----
 

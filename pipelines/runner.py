@@ -5,6 +5,7 @@ bounded, so the same pipelines run on any runner taking bounded pipelines.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics, MetricsFilter
@@ -23,6 +24,17 @@ def count(name: str, value: int) -> None:
     Metrics.counter(NAMESPACE, name).inc(value)
 
 
+class _Options(PipelineOptions):
+    """Beam's options, each view made once: Beam asks for some a hundred times a run and parses arguments every time."""
+
+    def view_as(self, cls: type[Any]) -> Any:
+        """The options as an instance of `cls`; views share what they hold."""
+        views = self.__dict__.setdefault("_views", {})
+        if cls not in views:
+            views[cls] = super().view_as(cls)
+        return views[cls]
+
+
 def run_beam(build: Build, beam_options: Sequence[str] = ()) -> dict[str, int]:
     """Build and run a pipeline to its end.
 
@@ -33,7 +45,7 @@ def run_beam(build: Build, beam_options: Sequence[str] = ()) -> dict[str, int]:
     Returns:
         The counters of `count`, by name; `{"conflicts": 1}` when another process committed first.
     """
-    options = PipelineOptions(list(beam_options))
+    options = _Options(list(beam_options))
     in_process = not any(option.startswith("--runner") for option in beam_options)
     pipeline = beam.Pipeline(runner=FnApiRunner() if in_process else None, options=options)
     build(pipeline)

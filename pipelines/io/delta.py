@@ -81,9 +81,9 @@ class CommitFiles(beam.DoFn):
         """Find the process's handle."""
         self._handle = warm_lake(self._lake_url).table(self._table)
 
-    def process(self, element: tuple[str, Iterable[DataFile | None]]) -> Iterator[Commit]:
+    def process(self, element: tuple[str, Iterable[DataFile | bytes]]) -> Iterator[Commit]:
         """Commits even without files where progress has to be recorded."""
-        files = [file for file in element[1] if file is not None]
+        files = [file for file in element[1] if isinstance(file, DataFile)]
         self._handle.refresh()
         if files or self._progress is not None:
             if self._progress is not None:
@@ -116,12 +116,12 @@ class WriteToDelta(beam.PTransform[PCollection[pa.Table], PCollection[Commit]]):
         self._progress, self._metadata = progress, dict(metadata or {})
 
     def expand(self, pcoll: PCollection[pa.Table]) -> PCollection[Commit]:
-        """Files in parallel, then one committer; a sentinel makes it run when there are no rows."""
+        """Files in parallel, then one committer; an impulse makes it run when there are no rows."""
         files = pcoll | "Write files" >> beam.ParDo(WriteFiles(self._lake_url, self._table))
-        sentinel = pcoll.pipeline | "Sentinel" >> beam.Create([None])
+        impulse = pcoll.pipeline | "Always" >> beam.Impulse()
         return (
-            (files, sentinel)
-            | "With sentinel" >> beam.Flatten()
+            (files, impulse)
+            | "Files or none" >> beam.Flatten()
             | "Key by table" >> beam.WithKeys(self._table)
             | "To one committer" >> beam.GroupByKey()
             | "Commit" >> beam.ParDo(CommitFiles(self._lake_url, self._table, self._progress, self._metadata))
