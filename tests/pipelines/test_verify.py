@@ -142,7 +142,7 @@ def test_grading_again_changes_nothing(new_home: MakeHome):
     before, found = home.hashes(), home.reconciliation()
     again = GradeFn(home.urls.log, home.urls.blobs, PipelineConfig())
     again.setup()
-    assert list(again.process(waiting)) == [(0, 2)]
+    assert list(again.process(("", [waiting]))) == [(0, 2)]
     home.run()
     after = home.hashes()
     assert {name for name in after if after[name] != before[name]} == {"events"}
