@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -173,18 +173,24 @@ def _sections_of(command: Any, name: str) -> Iterator[str]:
 
 def _parameter(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        shown = parameter.make_metavar(None) if False else parameter.metavar or parameter.name.upper()
+        shown = parameter.metavar or parameter.name.upper()
     else:
         shown = ", ".join(parameter.opts)
         shown += "" if parameter.is_flag else f" {_metavar(parameter)}"
-    return f"| `{shown}` | {_cell(' '.join((parameter.help or '').split()))} |\n"
+    meaning = " ".join((parameter.help or "").split())
+    needed = " Required." if parameter.required and parameter.param_type_name == "option" else ""
+    return f"| {_code(shown)} | {_cell(meaning)}{needed} |\n"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
 
 
 def _metavar(parameter: Any) -> str:
-    choices = getattr(parameter.type, "choices", None)
-    if choices:
-        return "|".join(str(getattr(choice, "value", choice)) for choice in choices)
-    return str(parameter.metavar or parameter.type.name).upper()
+    kind = parameter.type_descriptor.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return str(parameter.metavar or {Path: "PATH", int: "N", float: "NUMBER"}.get(kind, "TEXT"))
 
 
 PAGES: dict[str, Callable[[], str]] = {"data-model.md": data_model, "configuration.md": configuration, "cli.md": cli}

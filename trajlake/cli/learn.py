@@ -21,7 +21,7 @@ def learn(
         Path | None, typer.Option(help="Settings file with a [learner] section (default: the home's own).")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps (default: until Ctrl-C).")] = None,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for a batch.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Seconds to wait for a batch.")] = 600.0,
 ) -> None:
     """Train: tail the tables, update the policy, publish it as an event that actors follow.
 
