@@ -76,6 +76,29 @@ def test_any_cuts_give_the_same_rows(project: Project, kit: Any, data: st.DataOb
     assert (cut.accepted, cut.quarantined, cut.duplicates) == (whole.accepted, whole.quarantined, whole.duplicates)
 
 
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_accounted_for_whatever_the_cuts(project: Project, kit: Any, data: st.DataObject):
+    values = [record.value for record in kit.eventful(num_whole=3, seed=1)]
+    for index in data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=25)):
+        value = bytearray(values[index] or b"x")
+        if data.draw(st.booleans()):
+            value[data.draw(st.integers(0, len(value) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        else:
+            del value[data.draw(st.integers(0, len(value) - 1)) :]
+        values[index] = bytes(value)
+    cuts = data.draw(st.lists(st.integers(1, len(values) - 1), max_size=4))
+    whole, cut = project(values), project(values, cuts)
+    for name in PROJECTIONS:
+        assert kit.comparable(rows(cut, name)) == kit.comparable(rows(whole, name)), name
+    for found in (whole, cut):
+        units = sum(len(rows(found, name)) for name in ("scores", "policies", "consumption", "annotations"))
+        assert found.accepted == units + sum(row["num_events"] for row in rows(found, "trajectories"))
+        assert found.quarantined == sum(row["num_events"] for row in rows(found, "quarantine"))
+        assert found.num_records == len(values) >= found.accepted + found.quarantined + found.duplicates
+    assert (cut.accepted, cut.quarantined, cut.duplicates) == (whole.accepted, whole.quarantined, whole.duplicates)
+
+
 def test_every_rule_of_the_eventful_log_is_the_right_one(project: Project, kit: Any):
     found = project([record.value for record in kit.eventful()])
     by_trajectory = {row["trajectory_id"]: row for row in rows(found, "quarantine") if row["scope"] == "trajectory"}
