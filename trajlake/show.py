@@ -150,7 +150,8 @@ def _summary(row: Row) -> Iterator[Line]:
 
 def _step(row: Row, limit: int | None) -> Iterator[Line]:
     facts = _given(row, "role", "policy_id", "min_policy_version", "finish_reason", "step_reward", "llm_ms")
-    tokens = "" if row["response_token_ids"] is None else f"  {len(row['response_token_ids'])} tokens"
+    count = None if row["response_token_ids"] is None else len(row["response_token_ids"])
+    tokens = "" if count is None else f"  {count} token{'s' * (count != 1)}"
     yield "step", f"step {row['step_idx']}  {facts}{tokens}"
     happened = [("action", item) for item in _parsed(row["actions"])]
     happened += [("observation", item) for item in _parsed(row["observations"])]
@@ -179,7 +180,7 @@ def _happening(kind: str, item: Row, limit: int | None) -> Iterator[Line]:
     if kind == "action":
         arguments = item.get("arguments") if item.get("arguments") is not None else _blob(item, "arguments_ref")
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        yield "action", f"  → {item['name']} {_cut(text, limit)}"
+        yield "action", f"  → {item['name']} {_cut(text, limit)}".rstrip()
         return
     marks = [f"exit {item['exit_code']}"] if item.get("exit_code") is not None else []
     marks += ["truncated"] if item.get("truncated") else []

@@ -260,6 +260,7 @@ def test_a_following_pipeline_ends_cleanly_when_it_is_told_to(cli, tmp_path, tau
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_command_with_a_line_and_130(cli, spawn, tmp_path):
     home = tmp_path / "h"
     cli("init", "--home", home)
@@ -270,3 +271,37 @@ def test_ctrl_c_ends_a_command_with_a_line_and_130(cli, spawn, tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+def test_a_sandbox_that_can_not_run_is_named_before_anything_is_played(cli, home):
+    arguments = ("rollout", "--domain", "unwrap", "--policy", "reference", "--num", "1", "--home", home)
+    outcome = cli(*arguments, TRAJLAKE_BWRAP="/nowhere/bwrap")
+    assert outcome.code == 1
+    assert "Remedy" in outcome.err
+    rows = {(row["section"], row["name"]): row for row in cli("status", "--home", home, "--format", "json").rows}
+    assert rows["lag", "ingest"]["value"] == 0
+
+
+def test_the_second_of_two_pipelines_says_who_runs(cli, tmp_path, tau_bench_file, spawn):
+    home = tmp_path / "h"
+    cli("init", "--home", home)
+    cli("import", "tau-bench", tau_bench_file, "--home", home, "--events-only")
+    with spawn("pipeline", "run", "--follow", "--only", "ingest", "--home", home) as process:
+        wait_for(process, "ingest: ")
+        second = cli("pipeline", "run", "--only", "ingest", "--home", home)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert second.code == 1
+    assert f"pid {process.pid}" in second.err
+
+
+def test_a_rollout_is_graded_and_told_by_show(cli, tmp_path):
+    home = tmp_path / "h"
+    cli("init", "--home", home)
+    arguments = ("rollout", "--domain", "unwrap", "--policy", "reference", "--num", "2", "--split", "eval")
+    outcome = cli(*arguments, "--home", home, "--format", "json")
+    assert (outcome.code, outcome.rows[0]["num_trajectories"]) == (0, 2)
+    assert cli("pipeline", "run", "--home", home).code == 0
+    rows = cli("sql", "SELECT trajectory_id, reward FROM trajectories", "--home", home, "--format", "json").rows
+    assert [row["reward"] for row in rows] == [1.0, 1.0]
+    assert "score 1  pass by unwrap@" in cli("show", rows[0]["trajectory_id"], "--home", home).out
