@@ -7,7 +7,7 @@ A look-up returns the rows asked for in memory: ask for a bounded range, or a bo
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,20 @@ def read_range(
     rows = (pc.field("offset") >= start) & (pc.field("offset") < end) & _in_partition(log_id, partition)
     files = table.data_files(_files_of(log_id, partition) & overlaps("offset", start, end - 1))
     return _sorted_by_offset(table, table.dataset([f.path for f in files]), columns, rows)
+
+
+def file_extents(table: LakeTable, log_id: str, partition: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(first offset, last offset + 1, uncompressed bytes) of files that may hold a range, by first offset.
+
+    Sizes come from the files' footers, each read when its file is asked for.
+    """
+    if start >= end:
+        return
+    files = table.data_files(_files_of(log_id, partition) & overlaps("offset", start, end - 1))
+    for file in sorted(files, key=lambda file: file.low["offset"]):
+        footer = table.fragment(file.path).metadata
+        num_bytes = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
+        yield file.low["offset"], file.high["offset"] + 1, num_bytes
 
 
 def history_files(

@@ -6,7 +6,7 @@ reached. Bounds are shared out by backlog, so that no partition starves.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
@@ -38,6 +38,36 @@ def plan_ranges(starts: Mapping[int, int], ends: Mapping[int, int], max_records:
         partition: (start, start + min(backlog[partition], -int(-backlog[partition] * share // 1)))
         for partition, start in starts.items()
     }
+
+
+class Extent(NamedTuple):
+    """What a file holds of a partition."""
+
+    start: int
+    end: int
+    """Its offsets lie in [start, end)."""
+    num_bytes: int
+
+
+def end_within(start: int, end: int, extents: Iterable[Extent], max_bytes: int) -> int:
+    """Where a range has to end so that it holds about `max_bytes`, at least one offset on.
+
+    Ends between files where it can, so that no file is read for two epochs.
+
+    Args:
+        start: First offset.
+        end: Offset beyond the last, without the bound.
+        extents: Files that hold the range, by rising start; asked for until the bound is reached.
+        max_bytes: The bound.
+    """
+    left = float(max_bytes)
+    for extent in extents:
+        low, high = max(extent.start, start), min(extent.end, end)
+        per_offset = extent.num_bytes / (extent.end - extent.start)
+        if (high - low) * per_offset > left:
+            return low if low > start else max(start + 1, low + int(left / per_offset))
+        left -= max(0, high - low) * per_offset
+    return end
 
 
 def width(ranges: Ranges) -> int:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
 from lake.errors import CommitConflictError
-from lake.events import read_history, read_range, read_run_events, seen_run_events
+from lake.events import file_extents, read_history, read_range, read_run_events, seen_run_events
 from lake.files import DataFile
 from lake.open import Lake
 from lake.table import LakeTable, Progress
@@ -25,7 +25,7 @@ from pipelines.assemble import RECORD_COLUMNS, Candidates, assemble
 from pipelines.bookkeeping import EpochCounts, epochs_table, quality_table
 from pipelines.failpoints import reach
 from pipelines.gate.gate import QualityResult
-from pipelines.plan import Ranges, plan_ranges, width
+from pipelines.plan import Extent, Ranges, end_within, plan_ranges, width
 from pipelines.runner import count, run_beam
 from pipelines.sift import Sifted, Violation, sift
 from pipelines.warm import warm_gate, warm_lake
@@ -214,7 +214,28 @@ def plan_epoch(lake: Lake, log_id: str, partitions: Sequence[int], config: Pipel
         return {partition: (starts[partition], begun[partition]) for partition in partitions}
     events = lake.table("events")
     events.refresh()
-    return plan_ranges(starts, events.progress("ingest", log_id, partitions), config.max_epoch_records)
+    return plan_within(events, log_id, starts, events.progress("ingest", log_id, partitions), config)
+
+
+def plan_within(
+    events: LakeTable, log_id: str, starts: Mapping[int, int], ends: Mapping[int, int], config: PipelineConfig
+) -> Ranges:
+    """Ranges from `starts` towards `ends` within the bounds of an epoch."""
+    ranges = plan_ranges(starts, ends, config.max_epoch_records)
+    bytes_per_offset = config.max_epoch_bytes / max(1, width(ranges))
+    return {
+        partition: (
+            start,
+            end_within(
+                start, end, _extents(events, log_id, partition, start, end), int((end - start) * bytes_per_offset)
+            ),
+        )
+        for partition, (start, end) in ranges.items()
+    }
+
+
+def _extents(events: LakeTable, log_id: str, partition: int, start: int, end: int) -> Iterator[Extent]:
+    return map(Extent._make, file_extents(events, log_id, partition, start, end))
 
 
 def shards_of(ranges: Ranges, max_records: int) -> list[Shard]:

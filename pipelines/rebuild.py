@@ -18,8 +18,17 @@ from lake.table import LakeTable, Progress
 from pipelines.bookkeeping import epochs_table, known_partitions, quality_table
 from pipelines.failpoints import reach
 from pipelines.lease import lease
-from pipelines.plan import Ranges, plan_ranges, width
-from pipelines.project import PIPELINE, AssembleFn, Shard, ShardFiles, is_begun, merge_counts, project_epoch
+from pipelines.plan import Ranges, width
+from pipelines.project import (
+    PIPELINE,
+    AssembleFn,
+    Shard,
+    ShardFiles,
+    is_begun,
+    merge_counts,
+    plan_within,
+    project_epoch,
+)
 from pipelines.run import STAGES, ConflictError
 from pipelines.runner import run_beam
 from pipelines.warm import warm_lake
@@ -107,12 +116,12 @@ def finish_begun(lake: Lake, config: PipelineConfig) -> None:
             project_epoch(lake.url, log_id, partitions, config)
 
 
-def shards_of_log(ranges: Ranges, max_records: int) -> Iterator[Shard]:
+def shards_of_log(events: LakeTable, log_id: str, ranges: Ranges, config: PipelineConfig) -> Iterator[Shard]:
     """Shards of bounded size that together cover the ranges, in order."""
     ends = {partition: end for partition, (_, end) in ranges.items()}
     starts = {partition: start for partition, (start, _) in ranges.items()}
     while True:
-        planned = plan_ranges(starts, ends, max_records)
+        planned = plan_within(events, log_id, starts, ends, config)
         if not width(planned):
             return
         yield Shard({partition: span for partition, span in planned.items() if span[0] < span[1]})
@@ -120,10 +129,14 @@ def shards_of_log(ranges: Ranges, max_records: int) -> Iterator[Shard]:
 
 
 def build(
-    pipeline: beam.Pipeline, lake_url: str, done: dict[str, Ranges], max_records: int, started: float
+    pipeline: beam.Pipeline, lake_url: str, done: dict[str, Ranges], config: PipelineConfig, started: float
 ) -> PCollection[str]:
     """The Beam pipeline of a rebuild."""
-    shards = [(log_id, shard) for log_id, ranges in done.items() for shard in shards_of_log(ranges, max_records)]
+    events = warm_lake(lake_url).table("events")
+    events.refresh()
+    shards = [
+        (log_id, shard) for log_id, ranges in done.items() for shard in shards_of_log(events, log_id, ranges, config)
+    ]
     return (
         pipeline
         | "Shards" >> beam.Create(shards)
@@ -148,7 +161,7 @@ def rebuild(lake_url: str, config: PipelineConfig | None = None) -> dict[str, in
         finish_begun(lake, config)
         done = projected_ranges(lake)
         if any(width(ranges) for ranges in done.values()):
-            counters = run_beam(lambda pipeline: build(pipeline, lake.url, done, config.max_epoch_records, time.time()))
+            counters = run_beam(lambda pipeline: build(pipeline, lake.url, done, config, time.time()))
             if counters.get("conflicts"):
                 raise ConflictError("another process commits to the projections; stop it and rebuild again")
     rows = {}
