@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from pipelines.plan import GapError, LostTailError, check_log, in_batches, plan_ranges, width
+from pipelines.plan import Extent, GapError, LostTailError, check_log, end_within, in_batches, plan_ranges, width
 
 SPANS = st.dictionaries(st.integers(0, 7), st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1)
 
@@ -72,3 +72,33 @@ def test_batches_are_bounded_and_in_order(items: list[int], size: int):
     assert [item for batch in batches for item in batch] == items
     assert all(len(batch) == size for batch in batches[:-1])
     assert all(batches)
+
+
+FILES = [Extent(0, 100, 1000), Extent(100, 200, 1000), Extent(200, 300, 4000)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "max_bytes", "expected"),
+    [
+        (0, 300, 6000, 300),
+        (0, 300, 5999, 200),  # between files
+        (0, 300, 1500, 100),
+        (0, 300, 500, 50),  # inside a file that is larger than the bound
+        (250, 300, 400, 260),
+        (50, 150, 1000, 150),  # parts of files count in part
+        (50, 150, 999, 100),
+        (0, 300, 1, 1),  # a record that is larger than the bound passes, alone
+        (7, 7, 1000, 7),
+    ],
+)
+def test_a_range_ends_where_it_holds_the_most_bytes_allowed(start, end, max_bytes, expected):
+    assert end_within(start, end, FILES, max_bytes) == expected
+
+
+def test_files_beyond_the_bound_are_not_looked_at():
+    def files():
+        yield FILES[0]
+        yield FILES[1]
+        raise AssertionError("asked for more")
+
+    assert end_within(0, 300, files(), 1200) == 100
