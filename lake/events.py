@@ -25,9 +25,17 @@ def read_range(
     """Events of one partition with start ≤ offset < end, in order of offset."""
     if start >= end:
         return _empty(table, columns)
-    rows = (pc.field("offset") >= start) & (pc.field("offset") < end) & _in_partition(log_id, partition)
-    files = table.data_files(_files_of(log_id, partition) & overlaps("offset", start, end - 1))
-    return _sorted_by_offset(table, table.dataset([f.path for f in files]), columns, rows)
+    files = _range_files(table, log_id, partition, start, end)
+    dataset = table.dataset([file.path for file in files])
+    return _sorted_by_offset(table, dataset, columns, _in_range(log_id, partition, start, end))
+
+
+def scan_range(
+    table: LakeTable, log_id: str, partition: int, start: int, end: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Like `read_range`, but in the files' order and batch by batch, so that it holds a few batches only."""
+    files = _range_files(table, log_id, partition, start, end)
+    return table.scan_files(files, columns, _in_range(log_id, partition, start, end))
 
 
 def file_extents(table: LakeTable, log_id: str, partition: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -35,9 +43,7 @@ def file_extents(table: LakeTable, log_id: str, partition: int, start: int, end:
 
     Sizes come from the files' footers, each read when its file is asked for.
     """
-    if start >= end:
-        return
-    files = table.data_files(_files_of(log_id, partition) & overlaps("offset", start, end - 1))
+    files = _range_files(table, log_id, partition, start, end)
     for file in sorted(files, key=lambda file: file.low["offset"]):
         footer = table.fragment(file.path).metadata
         num_bytes = sum(footer.row_group(index).total_byte_size for index in range(footer.num_row_groups))
@@ -140,6 +146,16 @@ def read_run_events(
 
 def _files_of(log_id: str, partition: int) -> pc.Expression:
     return overlaps("log_id", log_id, log_id) & overlaps("partition", partition, partition)
+
+
+def _range_files(table: LakeTable, log_id: str, partition: int, start: int, end: int) -> list[LiveFile]:
+    if start >= end:
+        return []
+    return table.data_files(_files_of(log_id, partition) & overlaps("offset", start, end - 1))
+
+
+def _in_range(log_id: str, partition: int, start: int, end: int) -> pc.Expression:
+    return (pc.field("offset") >= start) & (pc.field("offset") < end) & _in_partition(log_id, partition)
 
 
 def _in_partition(log_id: str, partition: int) -> pc.Expression:

@@ -6,6 +6,7 @@ the range is looked up where a decision needs it. Candidates then go through `pi
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 import pyarrow as pa
@@ -88,27 +89,30 @@ class Candidates:
         self.add("quarantine", {"other_rules": [], **row, "num_events": num_events})
 
 
-def assemble(candidates: Candidates, partition: int, records: pa.Table, history: History) -> None:
+def assemble(candidates: Candidates, partition: int, records: Iterable[pa.RecordBatch], history: History) -> None:
     """Decide about every record of a range.
 
     Args:
         candidates: Takes the rows; may hold those of other partitions.
         partition: The partition.
-        records: Rows of `events` (`RECORD_COLUMNS`) of the range, by offset.
+        records: Rows of `events` (`RECORD_COLUMNS`) of the range, in any order.
         history: Looks before the range.
     """
     candidates.partition = partition
-    candidates.num_records += records.num_rows
-    candidates.num_bytes += records.column("value").nbytes
     by_trajectory: dict[str, list[_Raw]] = {}
     run_level: list[_Raw] = []
-    for raw in _raws(records):
-        if raw.type is None:
-            _quarantine_undecodable(candidates, raw)
-        elif raw.trajectory_id is None:
-            run_level.append(raw)
-        else:
-            by_trajectory.setdefault(raw.trajectory_id, []).append(raw)
+    for batch in records:
+        candidates.num_records += batch.num_rows
+        candidates.num_bytes += batch.column("value").nbytes
+        for raw in _raws(batch):
+            if raw.type is None:
+                _quarantine_undecodable(candidates, raw)
+            elif raw.trajectory_id is None:
+                run_level.append(raw)
+            else:
+                by_trajectory.setdefault(raw.trajectory_id, []).append(raw)
+    for raws in (run_level, *by_trajectory.values()):
+        raws.sort(key=_by_offset)
     _assemble_run_level(candidates, run_level, history)
     deciding, waiting = _split_by_need(by_trajectory, history)
     for trajectory_id in waiting:
@@ -145,7 +149,10 @@ class _Raw(Struct, frozen=True):
         return LogEvent(self.offset, envelope, self.envelope_sha256, body)
 
 
-def _raws(records: pa.Table) -> Iterator[_Raw]:
+_by_offset = attrgetter("offset")
+
+
+def _raws(records: pa.Table | pa.RecordBatch) -> Iterator[_Raw]:
     columns = [records.column(name).to_pylist() for name in RECORD_COLUMNS]
     return map(_Raw, *columns)
 

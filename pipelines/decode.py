@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.garbage import collector_paused
 from pipelines.rows import Columns, Row
 from schemas.events import CLOSING_TYPES, Envelope
 from schemas.tables import EVENTS
@@ -22,8 +23,9 @@ def events_table(log_id: str, partition: int, batch: pa.RecordBatch) -> pa.Table
     """
     columns = Columns(EVENTS)
     offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
-    for offset, value in zip(offsets, values, strict=True):
-        columns.add({"log_id": log_id, "partition": partition, "offset": offset, "value": value, **_decoded(value)})
+    with collector_paused():
+        for offset, value in zip(offsets, values, strict=True):
+            columns.add({"log_id": log_id, "partition": partition, "offset": offset, "value": value, **_decoded(value)})
     table = columns.table()
     return table.take(pc.sort_indices(table.select([name for name, _ in SORT]), sort_keys=SORT))
 

@@ -17,13 +17,14 @@ import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
 
 from lake.errors import CommitConflictError
-from lake.events import file_extents, read_history, read_range, read_run_events, seen_run_events
+from lake.events import file_extents, read_history, read_run_events, scan_range, seen_run_events
 from lake.files import DataFile
 from lake.open import Lake
 from lake.table import LakeTable, Progress
 from pipelines.assemble import RECORD_COLUMNS, Candidates, assemble
 from pipelines.bookkeeping import EpochCounts, epochs_table, quality_table
 from pipelines.failpoints import reach
+from pipelines.garbage import collector_paused
 from pipelines.gate.gate import QualityResult
 from pipelines.plan import Extent, Ranges, end_within, plan_ranges, width
 from pipelines.runner import count, run_beam
@@ -81,7 +82,7 @@ def assemble_shard(lake: Lake, log_id: str, ranges: Ranges) -> tuple[Sifted, lis
     candidates = Candidates(log_id)
     for partition, (start, end) in sorted(ranges.items()):
         if start < end:
-            records = read_range(events, log_id, partition, start, end, RECORD_COLUMNS)
+            records = scan_range(events, log_id, partition, start, end, RECORD_COLUMNS)
             assemble(candidates, partition, records, PartitionHistory(events, log_id, partition, start))
     quality: list[tuple[str, QualityResult]] = []
 
@@ -95,7 +96,8 @@ def assemble_shard(lake: Lake, log_id: str, ranges: Ranges) -> tuple[Sifted, lis
 
 def write_shard(lake: Lake, log_id: str, ranges: Ranges) -> ShardFiles:
     """Assemble a shard and write its files, without committing them."""
-    sifted, quality = assemble_shard(lake, log_id, ranges)
+    with collector_paused():
+        sifted, quality = assemble_shard(lake, log_id, ranges)
     files = {
         name: [lake.table(name).write_file(table)] if table.num_rows else [] for name, table in sifted.tables.items()
     }

@@ -47,8 +47,11 @@ class Columns:
         return len(next(iter(self._lists.values())))
 
     def table(self) -> pa.Table:
-        """The rows as Arrow."""
-        arrays = [pa.array(self._lists[field.name], type=field.type) for field in self.schema]
+        """Take the rows out, as Arrow; column by column, so that they are not held twice."""
+        arrays = []
+        for field in self.schema:
+            arrays.append(pa.array(self._lists[field.name], type=field.type))
+            self._lists[field.name] = []
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
 

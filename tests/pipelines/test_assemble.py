@@ -42,7 +42,7 @@ def project(kit: Any) -> Project:
             offsets = events.column("offset")
             inside = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
             records = events.filter(inside).select(RECORD_COLUMNS)
-            assemble(candidates, 0, records, kit.MemoryHistory(events, start))
+            assemble(candidates, 0, records.to_batches(), kit.MemoryHistory(events, start))
             parts.append(sift(candidates, check))
         tables = {name: pa.concat_tables([part.tables[name] for part in parts]) for name in PROJECTIONS}
         sums = {
