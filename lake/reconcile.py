@@ -79,21 +79,24 @@ def reconcile(lake: Lake, log_id: str, bounds: Mapping[int, Bounds]) -> Reconcil
     """
     counts = {name: _count(lake, query) for name, query in _COUNTS.items()}
     ingested = lake.table("events").progress("ingest", log_id, list(bounds))
-    projected = lake.table("trajectories").progress("project", log_id, list(bounds))
     coming = sum(max(0, bound.next - max(bound.first, ingested[partition])) for partition, bound in bounds.items())
     return Reconciliation(
         log_records=counts["events"] + coming,
         accepted=counts["accepted"],
         quarantined=counts["quarantined"],
         duplicates=counts["duplicates"],
-        open=_count(lake, _OPEN.format(ahead=_ahead(log_id, projected))) + coming,
+        open=_count(lake, _OPEN.format(ahead=_ahead(lake))) + coming,
     )
 
 
-def _ahead(log_id: str, projected: Mapping[int, int]) -> str:
-    """SQL: true for records of a log that project has not looked at."""
-    beyond = " OR ".join(f'(partition = {partition} AND "offset" >= {end})' for partition, end in projected.items())
-    return f"log_id = '{log_id}' AND ({beyond})"
+def _ahead(lake: Lake) -> str:
+    """SQL: true for records that project has not looked at, of whichever log the lake was ingested from."""
+    beyond = ["false"]
+    for row in run_sql(lake, "SELECT DISTINCT log_id, partition FROM events").to_pylist():
+        log_id, partition = row["log_id"], row["partition"]
+        end = lake.table("trajectories").progress("project", log_id, [partition])[partition]
+        beyond.append(f"(log_id = '{log_id}' AND partition = {partition} AND \"offset\" >= {end})")
+    return " OR ".join(beyond)
 
 
 def _count(lake: Lake, query: str) -> int:
