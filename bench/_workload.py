@@ -47,6 +47,15 @@ class Workload:
             self._record_together(recorder, min(_CONCURRENT, num_trajectories - first))
         recorder.flush()
 
+    def record_one(self, recorder: Recorder) -> str:
+        """Record one trajectory with its score; gives its id. Not flushed."""
+        attempt = recorder.trajectory(self._start())
+        for turn in range(_TURNS):
+            for body in self._turn(turn):
+                attempt.record(body)
+        self.finish(recorder, attempt)
+        return attempt.trajectory_id
+
     def _record_together(self, recorder: Recorder, count: int) -> None:
         attempts = [recorder.trajectory(self._start()) for _ in range(count)]
         for turn in range(_TURNS):
