@@ -1,8 +1,9 @@
 """`freshness`: how old a row is when a learner can see it, with `trajlake pipeline run --follow` at work.
 
 A producer records trajectories at a steady, moderate rate; a tail of `trajectories`, as a learner has it, notes when
-each row appears. `freshness/settled` counts from the record that settles a trajectory (its score by the environment),
-`freshness/verified` from `trajectory_finished` of rollouts that are graded in a second sandbox (HumanEval's references).
+each row appears. `freshness/settled` counts from the record that settles a trajectory (its score by the
+environment), `freshness/verified` from `trajectory_finished` of rollouts that are graded in a second sandbox
+(HumanEval's references).
 """
 
 import signal

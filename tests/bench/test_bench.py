@@ -1,5 +1,6 @@
 """The runner of benchmarks: what it finds, and when `--check` fails."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -51,3 +52,13 @@ def test_an_unknown_name_is_wrong_use_and_names_the_known(capsys):
         runner.main(["nothing"])
     assert caught.value.code == 2
     assert "unknown benchmark 'nothing'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", runner.names())
+def test_every_benchmark_runs_when_quick(name):
+    metrics = importlib.import_module(f"bench.{name}").run(True)
+    assert metrics
+    for metric in metrics:
+        assert {"metric", "value", "unit", "params"} <= metric.keys()
+        assert metric["value"] is None or metric["value"] >= 0
