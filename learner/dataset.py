@@ -307,8 +307,10 @@ def join_steps(steps: Iterable[Mapping[str, Any]]) -> tuple[Segment, ...] | None
             return None
         last_call = step["call_id"]
         prompt, response = step["prompt_token_ids"] or [], step["response_token_ids"] or []
-        mask = step["loss_mask"] if step["trainable"] and step["loss_mask"] else [False] * len(response)
-        logprobs = step["logprobs"] or [0.0] * len(response)
+        # What isn't trainable may have log-probabilities without ids.
+        is_trained = step["trainable"] and step["loss_mask"]
+        mask = step["loss_mask"] if is_trained else [False] * len(response)
+        logprobs = step["logprobs"] if is_trained else [0.0] * len(response)
         ids, masks, sampled = segments[-1]
         ids.extend((*prompt, *response))
         masks.extend((*[False] * len(prompt), *mask))

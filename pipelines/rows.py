@@ -315,6 +315,15 @@ def step_not_trainable(call: ModelCall, mask: list[bool] | None) -> str | None:
     return next((reason for reason, is_absent in absent.items() if is_absent), None)
 
 
+def unknown_after(steps: list[Step]) -> set[str]:
+    """Calls after which the context isn't known in full: its children's prompts are deltas to nothing known."""
+    unknown: set[str] = set()
+    for call in (step.call for step in steps):
+        if call.prompt_token_ids is None or call.response_token_ids is None or call.parent_call_id in unknown:
+            unknown.add(call.call_id)
+    return unknown
+
+
 def step_rows(steps: list[Step], common: Row) -> list[Row]:
     """Rows of `steps`, with `_check_` columns for the gate.
 
@@ -323,11 +332,14 @@ def step_rows(steps: list[Step], common: Row) -> list[Row]:
         common: Columns that all of them share.
     """
     index_of = {step.call.call_id: index for index, step in enumerate(steps)}
+    unknown = unknown_after(steps)
     rows = []
     for index, (step, prefix_ok) in enumerate(zip(steps, prefix_checks(steps), strict=True)):
         call = step.call
         mask, mask_ok = loss_mask(call)
         reason = step_not_trainable(call, mask)
+        if reason is None and call.parent_call_id in unknown:
+            reason = "no_prompt_ids"
         versions = [version for version, _ in call.policy_version_runs or ()]
         row = {
             **common,
@@ -437,11 +449,13 @@ def _task_columns(started: TrajectoryStarted) -> Row:
 
 
 def _policy_columns(steps: list[Row], policy_ids: set[str | None]) -> Row:
-    versions = [run["version"] for step in steps for run in step["policy_version_runs"] or ()]
+    # A user simulator or a judge has versions and sampled tokens of its own, which say nothing about the policy's.
+    of_policy = [step for step in steps if step["role"] == "policy"]
+    versions = [run["version"] for step in of_policy for run in step["policy_version_runs"] or ()]
     responses = [step["response_token_ids"] for step in steps]
-    masks = [step["loss_mask"] for step in steps]
+    masks = [step["loss_mask"] for step in of_policy]
     known = bool(steps) and all(response is not None for response in responses)
-    masked = bool(steps) and all(mask is not None for mask in masks)
+    masked = bool(of_policy) and all(mask is not None for mask in masks)
     return {
         "policy_id": next(iter(policy_ids)) if len(policy_ids) == 1 else None,
         "min_policy_version": min(versions, default=None),

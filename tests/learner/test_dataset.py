@@ -159,6 +159,14 @@ def test_injected_tokens_and_calls_that_are_not_trainable_are_masked(sample):
     assert segment.logprobs == (0.0, 0.0, -0.7, 0.0, 0.0, 0.0)
 
 
+def test_logprobs_without_ids_train_nothing(sample):
+    _, steps = sample("g", 0)
+    absent = {"trainable": False, "response_token_ids": None, "loss_mask": None, "logprobs": [-0.1, -0.2]}
+    (segment,) = join_steps([steps[0], steps[1] | absent])
+    assert segment.mask == (False, False, True, False)
+    assert segment.logprobs[3] == 0.0
+
+
 def test_a_call_without_a_parent_begins_a_new_sequence(sample):
     _, steps = sample("g", 0)
     segments = join_steps([steps[0], steps[1] | {"parent_call_id": None}])

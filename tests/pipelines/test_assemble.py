@@ -217,6 +217,32 @@ def test_a_whole_trajectory_has_all_its_columns(project: Project, tape: Any):
     assert [step["env_ms"] for step in steps] == [1.5, 1.5]
 
 
+def test_a_call_whose_context_is_not_known_in_full_trains_nothing(project: Project, tape: Any, kit: Any):
+    tape.start("t")
+    tape.own("t", kit.call(0))
+    tape.own("t", kit.call(1, response_token_ids=None, logprobs=None, sampled_run_lengths=None))
+    tape.own("t", kit.call(2))
+    tape.own("t", kit.call(3))
+    tape.own("t", kit.call(0, call_id="new"))
+    tape.finish("t")
+    tape.score("t")
+    found = project(values_of(tape))
+    assert [step["trainable"] for step in rows(found, "steps")] == [True, False, False, False, True]
+    assert rows(found, "trajectories")[0]["trainable"]
+
+
+def test_what_a_user_simulator_samples_says_nothing_about_the_policys_versions(project: Project, tape: Any, kit: Any):
+    tape.start("t")
+    tape.own("t", kit.call(0, policy_version_runs=[(9, 3)]))
+    tape.own("t", kit.call(1, role="user_simulator", policy_id="other", policy_version_runs=[(0, 3)]))
+    tape.own("t", kit.call(2, role="judge", sampled_run_lengths=None, policy_version_runs=[(20, 3)]))
+    tape.finish("t")
+    tape.score("t")
+    [row] = rows(project(values_of(tape)), "trajectories")
+    assert (row["policy_id"], row["min_policy_version"], row["max_policy_version"]) == ("p", 9, 9)
+    assert (row["num_tokens"], row["num_sampled_tokens"]) == (9, 2)
+
+
 def test_an_annotation_in_a_stream_that_looks_like_an_attempts_is_kept(project: Project, tape: Any):
     tape.start("t")
     tape.add(Annotation(kind="tag", author="me"), "t/notes", "t")
