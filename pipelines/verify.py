@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import apache_beam as beam
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.pvalue import PCollection
@@ -42,7 +43,7 @@ from schemas.events import (
     stream_of_score,
 )
 from schemas.records import Task, Trajectory, Verdict
-from schemas.wire import WireError, decode_event
+from schemas.wire import WireError, decode_event, encode_body
 from storage.blobs import BlobStore
 from verify.port import Verifier
 from verify.runtime import SandboxRuntime
@@ -50,6 +51,8 @@ from verify.runtime import SandboxRuntime
 PIPELINE = "verify"
 _BATCH = 32
 """Trajectories an element: coarse for Beam, small enough to spread and to hold."""
+_MAX_VERDICT_BYTES = 4 * 1024 * 1024
+"""Evidence is for people; what is larger belongs into the blob store."""
 
 
 class Graded(NamedTuple):
@@ -102,13 +105,24 @@ def verifier_for(waiting: Waiting) -> tuple[Verifier, Task]:
 
 
 def grade(verifier: Verifier, task: Task, trajectory: Trajectory, runtime: SandboxRuntime) -> Graded:
-    """One try. What a verifier throws is an infrastructure error, never a score."""
+    """One try. What a verifier throws, or says that no event can hold, is an infrastructure error, never a score."""
     begun = time.perf_counter()
     try:
         verdict = verifier.verify(task, trajectory, runtime)
+        _require_recordable(score_of(verifier, Graded(verdict, 0.0)))
     except Exception as error:  # noqa: BLE001 - a verifier's own failure says nothing about the policy
-        verdict = Verdict(outcome="infra_error", score=None, reason=f"{type(error).__name__}: {error}"[:500])
+        # Names of files that a policy made may hold bytes that are no text.
+        reason = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+        verdict = Verdict(outcome="infra_error", score=None, reason=reason[:500])
     return Graded(verdict, (time.perf_counter() - begun) * 1000)
+
+
+def _require_recordable(score: Score) -> None:
+    """Raise if a verdict can't become an event: else one bad verdict would stop every later epoch."""
+    data = encode_body(score)
+    if len(data) > _MAX_VERDICT_BYTES:
+        raise ValueError(f"a verdict of {len(data)} bytes; at most {_MAX_VERDICT_BYTES}")
+    msgspec.msgpack.decode(data, type=Score)
 
 
 def score_of(verifier: Verifier, graded: Graded) -> Score:

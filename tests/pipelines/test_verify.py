@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from domains.humaneval import HumanEval
-from pipelines.verify import GradeFn, find_waiting
+from pipelines.verify import GradeFn, find_waiting, grade, score_of
 from rollout.run import RolloutSession
 from rollout.scripted import EmptyPolicy, ReferencePolicy
 from schemas.config.pipelines import PipelineConfig
 from schemas.config.rollout import RolloutConfig
 from schemas.events import Score, TrajectoryStarted, stream_of_score
+from schemas.records import Verdict
+from schemas.wire import encode_body
 from storage.blobs import BlobStore
 
 MakeHome = Callable[..., Any]
@@ -131,6 +133,34 @@ def test_a_grader_that_stumbles_is_tried_again(new_home: MakeHome, tape: Any, tm
     assert "RuntimeError: the grader stumbled" in home.rows("scores")[0]["reason"]
     assert rewards(home) == [1.0]
     assert home.rows("quarantine") == []
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict(outcome="fail", score=0.0, reason="no \udcff text"),
+        Verdict(outcome="pass", score=1.0, evidence={"a": {1: object()}}),
+        Verdict(outcome="pass", score="one"),  # type: ignore[arg-type]  # what a careless verifier gives
+        Verdict(outcome="pass", score=1.0, evidence={"a": "x" * 5_000_000}),
+        None,
+        FileNotFoundError("no \udcff file"),
+    ],
+    ids=["surrogates", "objects", "types", "size", "none", "error"],
+)
+def test_a_verdict_that_no_event_can_hold_is_an_infrastructure_error(verdict: Any):
+    class Careless:
+        id, version = "careless", "1"
+
+        def verify(self, task: Any, trajectory: Any, runtime: Any) -> Any:
+            if isinstance(verdict, Exception):
+                raise verdict
+            return verdict
+
+    verifier: Any = Careless()
+    nothing: Any = None
+    graded = grade(verifier, nothing, nothing, nothing)
+    assert (graded.verdict.outcome, graded.verdict.score) == ("infra_error", None)
+    encode_body(score_of(verifier, graded))
 
 
 def test_grading_again_changes_nothing(new_home: MakeHome):
