@@ -137,8 +137,6 @@ class Actor:
                 finished = self._finish(game, assignment, attempt)
         finally:
             environment.close()
-        if self._primary_scorer == ENV_RETURN and finished.failure_class != "infra":
-            self._score_by_return(assignment, game.rewards)
         return Played(
             assignment=assignment,
             finished=finished,
@@ -166,7 +164,7 @@ class Actor:
         )
 
     def _finish(self, game: "_Game", assignment: Assignment, attempt: Attempt) -> TrajectoryFinished:
-        """Play, store the workspace, record the finish; failures of a known class become part of it."""
+        """Play, store the workspace, score by return, record the finish; known failures become part of it."""
         try:
             finished = self._take_turns(game, assignment)
             workspace = game.environment.workspace()
@@ -179,6 +177,9 @@ class Actor:
         except (SandboxError, BlobError) as error:
             reason = f"{type(error).__name__}: {error}"
             finished = TrajectoryFinished(status="failed", failure_class="infra", stop_reason="infra", error=reason)
+        if self._primary_scorer == ENV_RETURN and finished.failure_class != "infra":
+            # Before the finish: who dies in between leaves an open attempt, not a finished one that nobody scores.
+            self._score_by_return(assignment, game.rewards)
         attempt.finish(finished)
         return finished
 

@@ -141,15 +141,15 @@ class RolloutSession:
         began = time.perf_counter()
         plan = list(self._plan(split, num_groups, round_idx))
         self._history.refresh()
-        todo, num_aborted = self._take_up(plan)
-        statuses: Counter[str] = Counter()
         given_up: list[str] = []
-        num_done = len(plan) - len(todo)
+        todo, num_aborted = self._take_up(plan, given_up)
+        statuses: Counter[str] = Counter()
+        num_done = len(plan) - len(todo) - len(given_up)
         for slot in self._play_all(todo):
             statuses.update("infra" if played.is_infra else played.finished.status for played in slot)
             if slot[-1].is_infra:
                 given_up.append(slot[-1].assignment.trajectory_id)
-                self._close_group(slot[-1])
+                self._close_group(slot[-1].assignment, slot[-1].finished.error)
             num_done += not slot[-1].is_infra
             if on_progress:
                 on_progress(num_done + len(given_up), len(plan))
@@ -198,8 +198,11 @@ class RolloutSession:
                     seed=seed_of(self._config.seed, split, round_idx, group, sample_idx),
                 )
 
-    def _take_up(self, plan: list[Assignment]) -> tuple[list[Assignment], int]:
-        """What is left to play of a plan, and how many attempts of dead processes were closed."""
+    def _take_up(self, plan: list[Assignment], given_up: list[str]) -> tuple[list[Assignment], int]:
+        """What is left to play of a plan, and how many attempts of dead processes were closed.
+
+        Adds to `given_up` the trajectories whose infrastructure has failed too often before.
+        """
         todo, num_aborted = [], 0
         for assignment in plan:
             state = self._history.slots.get((assignment.group_id, assignment.sample_idx))
@@ -209,8 +212,14 @@ class RolloutSession:
             if state.is_open:
                 self._abort(state)
                 num_aborted += 1
-            if not state.is_done and state.infra_failures < self._config.max_attempts:
+            if state.is_done:
+                continue
+            if state.infra_failures < self._config.max_attempts:
                 todo.append(replace(assignment, trajectory_id=state.trajectory_id, attempt=state.attempt + 1))
+            else:
+                given_up.append(state.trajectory_id)
+                # Again, as whoever gave it up may have died before it could say so; else it counts as a duplicate.
+                self._close_group(assignment, "infrastructure failed too often")
         return todo, num_aborted
 
     def _abort(self, state: SlotState) -> None:
@@ -225,11 +234,10 @@ class RolloutSession:
         )
         state.is_open = False
 
-    def _close_group(self, played: Played) -> None:
+    def _close_group(self, assignment: Assignment, reason: str | None) -> None:
         """Say which member of a group will never come."""
-        assignment = played.assignment
         self._recorder.emit(
-            GroupClosed(group_id=assignment.group_id, given_up=[assignment.sample_idx], reason=played.finished.error),
+            GroupClosed(group_id=assignment.group_id, given_up=[assignment.sample_idx], reason=reason),
             stream=f"{self.run_id}/scheduler/{assignment.group_id}/{assignment.sample_idx}",
             seq=0,
         )

@@ -141,6 +141,8 @@ def test_without_a_verifier_the_return_is_the_score(home, play, counting):
     play(counting, ReferencePolicy(counting), assignment_of(counting.tasks("train")[0]))
     assert home.bodies("t/0")[0].primary_scorer == "env:return"
     (score,) = home.bodies("env:return@1/t/0")
+    types = [event.envelope.type for event in home.events()]
+    assert types[-2:] == ["score", "trajectory_finished"]  # a kill between them leaves an attempt that is played again
     assert (score.score, score.outcome) == (1.5, "pass")
     rewards = [event.body.value for event in home.streams()["t/0"] if event.envelope.type == "reward"]
     assert rewards == [0.5, 0.5, 0.5]

@@ -117,6 +117,14 @@ def test_infrastructure_that_stays_away_is_given_up_by_name_and_never_scored(hom
     assert sorted(body.given_up[0] for body in closed) == [0, 1]
     assert "user namespaces are forbidden" in closed[0].reason
     assert not [event for event in home.events() if event.envelope.type == "score"]
+    run_id = running.run_id
+    with session(home, unwrap, ReferencePolicy(unwrap), config, open_sandbox=unavailable, run_id=run_id) as resumed:
+        again = resumed.run("train", 1)
+    assert (again.num_trajectories, again.num_played, sorted(again.given_up)) == (0, 0, sorted(summary.given_up))
+    closed = [event.envelope for event in home.events() if event.envelope.type == "group_closed"]
+    # Said again, under the same identities: whoever gave them up may have died before it could.
+    assert len(closed) == 4
+    assert len({(envelope.stream, envelope.seq) for envelope in closed}) == 2
 
 
 def test_the_newest_published_policy_is_followed_between_trajectories(home, unwrap, new_policy, tmp_path):
