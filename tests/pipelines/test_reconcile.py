@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from lake.table import LakeTable
-from pipelines.project import project_epoch
+from lake.table import LakeTable, Progress
+from pipelines.bookkeeping import epochs_table
+from pipelines.project import plan_epoch, project_epoch, write_shard
 from schemas.config.pipelines import PipelineConfig
 from schemas.events import Annotation
+from schemas.tables import PROJECT_TABLES
 
 
 def test_every_record_of_the_eventful_log_is_accounted_for(eventful_home: Any):
@@ -71,3 +73,24 @@ def test_names_that_look_like_own_streams_are_not_open(new_home: Callable[..., A
     home.run()
     found = home.reconciliation()
     assert (found.accepted, found.open, found.holds) == (3, 0, True)
+
+
+@pytest.mark.parametrize("num_done", range(len(PROJECT_TABLES)))
+def test_it_holds_between_the_commits_of_an_epoch(new_home: Callable[..., Any], kit: Any, num_done: int):
+    home, config = new_home(kit.eventful(num_whole=2)), PipelineConfig(max_epoch_records=120)
+    home.run(only=["ingest"])
+    project_epoch(home.urls.lake, home.log.log_id, [0, 1], config)
+    before = home.reconciliation()
+    ranges = plan_epoch(home.lake, home.log.log_id, [0, 1], config)
+    shard = write_shard(home.lake, home.log.log_id, ranges)
+    progress = Progress("project", home.log.log_id, ranges)
+    files = shard.files | {
+        "quality": [],
+        "epochs": [home.lake.table("epochs").write_file(epochs_table(progress, shard.counts, shard.num_rows, 0.0))],
+    }
+    for name in PROJECT_TABLES[:num_done]:
+        home.lake.table(name).refresh()
+        home.lake.table(name).commit(files[name], progress=progress)
+    assert home.reconciliation() == before
+    assert before.holds
+    assert before.duplicates > 0
