@@ -27,7 +27,8 @@ from pipelines.bookkeeping import EpochCounts, epochs_table
 from pipelines.failpoints import reach
 from pipelines.io.delta import commit_or_discard
 from pipelines.machine import Waiting
-from pipelines.plan import Ranges, in_batches, plan_ranges, width
+from pipelines.plan import Ranges, in_batches, width
+from pipelines.project import plan_within
 from pipelines.runner import count, run_beam
 from pipelines.warm import warm_lake, warm_log
 from schemas.config.pipelines import PipelineConfig
@@ -352,7 +353,7 @@ def verify_epoch(
     epochs.refresh()
     starts = epochs.progress(PIPELINE, home.log_id, partitions)
     ends = events.progress("ingest", home.log_id, partitions)
-    ranges = plan_ranges(starts, ends, config.max_epoch_records)
+    ranges = plan_within(events, home.log_id, starts, ends, config)
     if not width(ranges):
         return None
     started = time.time()
