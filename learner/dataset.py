@@ -172,6 +172,9 @@ class GroupBuilder:
                 self._drop("no_group")
                 continue
             group = self._group(row["group_id"], row["group_size"])
+            if row["sample_idx"] in group.rows:
+                self._drop("second_member")  # the first one stays, so that nothing changes what a batch may hold
+                continue
             training_row = self._training_row(row, by_trajectory.get(row["trajectory_id"], []))
             if isinstance(training_row, str):
                 self._drop(training_row)

@@ -83,6 +83,15 @@ def test_a_row_without_a_group_is_dropped(sample):
     assert builder.pop_dropped() == {"no_group": 1}
 
 
+def test_a_second_trajectory_in_a_members_place_is_dropped_by_name(sample):
+    builder = new_builder()
+    row, steps = sample("g", 0, group_size=1)
+    other = row | {"trajectory_id": "other"}, [step | {"trajectory_id": "other"} for step in steps]
+    feed(builder, [(row, steps), other])
+    assert builder.pop_dropped() == {"second_member": 1}
+    assert ids_of(builder.take(1, 0)) == ["g-0"]
+
+
 def test_rows_beyond_the_staleness_bound_are_dropped_and_those_at_it_are_not(sample):
     builder = new_builder()
     feed(builder, [sample("g", n, min_policy_version=version) for n, version in enumerate((2, 3, 4, 5))])
