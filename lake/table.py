@@ -33,6 +33,9 @@ from lake.stats import LiveFile, guarantee, live_files, normalise, overlaps
 CHECKPOINT_INTERVAL = 10
 """Commits between checkpoints. A handle replays what lies after the last one at every refresh."""
 
+LISTED_SECONDS = 600.0
+"""Longest time between two listings of the log. They cost the more the longer the log is: 2 ms after 500 commits."""
+
 CLEANUP_INTERVAL = 100
 """Versions between looks for expired log entries: each look lists the whole log."""
 
@@ -108,6 +111,7 @@ class LakeTable:
         self.filesystem = filesystem_of(url, self._options)
         self._adds: tuple[int, pa.Table] | None = None
         self._transactions: tuple[int, dict[str, int]] = (-1, {})
+        self._listed = time.monotonic()
         self._fragments: dict[str, pads.ParquetFileFragment] = {}
 
     @property
@@ -123,8 +127,19 @@ class LakeTable:
     def refresh(self) -> int:
         """See what was committed meanwhile; returns the version."""
         with self._lock:
-            self._delta.update_incremental()
+            if self._may_be_behind():
+                self._delta.update_incremental()
+                self._listed = time.monotonic()
             return self.version
+
+    def _may_be_behind(self) -> bool:
+        """Whether the log goes on after the handle's version. Versions are dense, so one look-up tells.
+
+        Not for ever: what follows a handle that was left alone for very long may have been cleaned up.
+        """
+        if time.monotonic() - self._listed > LISTED_SECONDS:
+            return True
+        return bool(self.filesystem.get_file_info(_log_entry(self.version + 1)).type != pafs.FileType.NotFound)
 
     def at(self, version: int) -> DeltaTable:
         """A Delta handle of an older version.
@@ -298,7 +313,7 @@ class LakeTable:
             VersionGoneError: the log entry was cleaned up.
         """
         try:
-            with self.filesystem.open_input_stream(f"_delta_log/{version:020}.json") as stream:
+            with self.filesystem.open_input_stream(_log_entry(version)) as stream:
                 lines = stream.read().splitlines()
         except FileNotFoundError as error:
             raise VersionGoneError(f"{self.name}: the log entry of version {version} was cleaned up") from error
@@ -397,6 +412,10 @@ def filesystem_of(url: str, storage_options: Mapping[str, str] | None) -> pafs.F
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - object stores only
 
     return pafs.PyFileSystem(DeltaStorageHandler(url, dict(storage_options or {})))
+
+
+def _log_entry(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
 
 
 def _transactions(progress: Progress | None) -> list[Transaction]:
