@@ -34,14 +34,15 @@ _LOOK_SECONDS = 0.05
 
 def run(quick: bool) -> list[dict[str, Any]]:
     """Measure both; takes about two minutes, half a minute if quick."""
+    params = {"seconds": _SECONDS[quick], "pause_seconds": _PAUSE_SECONDS}
     with tempfile.TemporaryDirectory(prefix="trajlake-bench-") as folder:
         home = Home.find(Path(folder) / "home", environ={})
         home.init()
         with _follower(home):
             settled, verified, seen = _measure(home, _SECONDS[quick])
     return [
-        *_metrics("freshness/settled", settled, seen, at_most=3.0),
-        *_metrics("freshness/verified", verified, seen, at_most=8.0),
+        *_metrics("freshness/settled", settled, seen, params, at_most=3.0),
+        *_metrics("freshness/verified", verified, seen, params, at_most=8.0),
     ]
 
 
@@ -117,7 +118,9 @@ def _roll_out(home: Home, stop: threading.Event) -> None:
             round_idx += 1
 
 
-def _metrics(name: str, begun: dict[str, float], seen: dict[str, float], at_most: float) -> Iterator[dict[str, Any]]:
+def _metrics(
+    name: str, begun: dict[str, float], seen: dict[str, float], params: dict[str, float], at_most: float
+) -> Iterator[dict[str, Any]]:
     missing = begun.keys() - seen.keys()
     assert not missing, f"{len(missing)} trajectories never came to be rows, such as {min(missing)}"
     ages = sorted(seen[trajectory_id] - at for trajectory_id, at in begun.items())
@@ -128,6 +131,6 @@ def _metrics(name: str, begun: dict[str, float], seen: dict[str, float], at_most
             "unit": "s",
             "against": None,
             "ratio": None,
-            "params": {"trajectories": len(ages)},
+            "params": params,
             **({"at_most": at_most} if label == "p50" else {}),
         }

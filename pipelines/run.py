@@ -19,7 +19,7 @@ from pipelines.ingest import ingest_epoch
 from pipelines.lease import lease
 from pipelines.project import project_epoch
 from pipelines.verify import Home, verify_epoch
-from pipelines.warm import warm_lake, warm_log
+from pipelines.warm import warm_gate, warm_lake, warm_log
 from schemas.config.pipelines import PipelineConfig
 
 STAGES = ("ingest", "verify", "project", "compact")
@@ -133,6 +133,8 @@ class Pipelines:
         with lease(self._home.lake, self._only):
             while not stop.is_set():
                 if not self.step(totals, stop):
+                    if "project" in self._only:
+                        warm_gate().prepare()  # seconds, once: better while nothing waits than before the first row
                     stop.wait(self._config.follow_seconds)
                 if "compact" in self._only and self._since_compaction >= _EPOCHS_PER_COMPACTION:
                     self._compact(totals)

@@ -67,6 +67,10 @@ class Gate:
         self._definition: BatchDefinition[Any] | None = None
         self._suites: dict[str, ExpectationSuite] = {}
 
+    def prepare(self) -> None:
+        """Load Great Expectations ahead of the first check; it takes seconds."""
+        self._batch_definition()
+
     def check(self, table_name: str, candidates: pa.Table) -> GateResult:
         """Check candidate rows of a table.
 
