@@ -13,9 +13,9 @@ class PipelineConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
     max_epoch_records: Positive = 200_000
     """Most log records that one epoch (one commit of a table) takes, over all partitions."""
-    max_epoch_bytes: Positive = 192 * 1024 * 1024
-    """Most bytes of records that one epoch projects, about; its memory is some four times that. One larger record
-    still passes, alone. Ingest streams: its memory doesn't follow its epochs."""
+    max_epoch_bytes: Positive = 96 * 1024 * 1024
+    """Most bytes of records that one epoch of project or verify takes, about; its memory is some seven times that.
+    One larger record still passes, alone. Ingest streams: its memory doesn't follow its epochs."""
     num_workers: Annotated[int, Meta(ge=1, le=256)] = 2
     """Worker threads or processes of Beam's in-process runner, and sandboxes that verify at once."""
     verify_tries: Positive = 3
