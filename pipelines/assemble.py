@@ -5,7 +5,7 @@ ranges begin and end: a decision about a record is made at one record (see `pipe
 the range is looked up where a decision needs it. Candidates then go through `pipelines.sift`, the quality gate.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -24,7 +24,6 @@ from pipelines.machine import (
     SettlingMachine,
     misplaced,
 )
-from pipelines.plan import in_batches
 from pipelines.rows import (
     Columns,
     Row,
@@ -46,7 +45,13 @@ RECORD_COLUMNS = ["offset", "type", "trajectory_id", "stream", "seq", "envelope_
 CHECK_FIELDS = (pa.field("_check_prefix_ok", pa.bool_()), pa.field("_check_mask_ok", pa.bool_()))
 """What only the gate sees of a step."""
 
-_TRAJECTORIES_PER_LOOKUP = 4096
+FULL_BYTES = 64 * 1024 * 1024
+"""Bytes of records behind candidates at which they are taken out: a range's trajectories may be far larger than it."""
+
+_LOOKUP_BYTES = 32 * 1024 * 1024
+"""About what one look-up of earlier records may bring."""
+_FIRST_LOOKUP, _MAX_LOOKUP = 8, 4096
+"""Trajectories of the first look-up, when their size is not known, and of any."""
 
 
 class History(Protocol):
@@ -63,19 +68,37 @@ class History(Protocol):
 
 
 class Candidates:
-    """Rows before the gate, with the count of records by outcome."""
+    """Rows before the gate, with the count of records by outcome.
 
-    def __init__(self, log_id: str) -> None:
+    Args:
+        log_id: The log.
+        on_full: Takes the rows and counts out (`pipelines.sift`), between two trajectories, so that memory is bounded.
+    """
+
+    def __init__(self, log_id: str, on_full: "Callable[[Candidates], object]" = lambda _: None) -> None:
         self.log_id = log_id
+        self.on_full = on_full
+        self._num_held_bytes = 0
         self.partition = 0
         self.columns = {name: Columns(TABLES[name], CHECK_FIELDS if name == "steps" else ()) for name in PROJECTIONS}
         self.verdicts = Columns(TABLES["scores"])
         """Scores that gave a trajectory its reward: checked with it, since they may lie in an earlier range."""
+        self.clear_counts()
+
+    def clear_counts(self) -> None:
+        """Begin to count anew; columns are emptied where their rows are taken out."""
         self.num_records = 0
         self.num_bytes = 0
         self.accepted = 0
         self.quarantined = 0
         self.duplicates = 0
+
+    def end_trajectory(self, num_bytes: int) -> None:
+        """A trajectory with so many bytes of records is dealt with."""
+        self._num_held_bytes += num_bytes
+        if self._num_held_bytes >= FULL_BYTES:
+            self._num_held_bytes = 0
+            self.on_full(self)
 
     def add(self, table: str, row: Row) -> None:
         """Add a row at a place in the log."""
@@ -119,7 +142,9 @@ def assemble(candidates: Candidates, partition: int, records: Iterable[pa.Record
         for raw in by_trajectory[trajectory_id]:
             _decode_or_quarantine(candidates, raw)
     for trajectory_id, earlier in _with_history(sorted(deciding), history):
-        _assemble_trajectory(candidates, earlier, by_trajectory.pop(trajectory_id))
+        raws = by_trajectory.pop(trajectory_id)
+        _assemble_trajectory(candidates, earlier, raws)
+        candidates.end_trajectory(sum(len(raw.value) for raw in (*earlier, *raws)))
 
 
 class _Raw(Struct, frozen=True):
@@ -169,11 +194,16 @@ def _split_by_need(by_trajectory: Mapping[str, list[_Raw]], history: History) ->
     return deciding, [trajectory_id for trajectory_id in going_on if trajectory_id not in deciding]
 
 
-def _with_history(trajectory_ids: Iterable[str], history: History) -> Iterator[tuple[str, list[_Raw]]]:
-    """Each trajectory with its records before the range; looked up many at a time, held a batch at a time."""
-    for batch in in_batches(trajectory_ids, _TRAJECTORIES_PER_LOOKUP):
+def _with_history(trajectory_ids: Sequence[str], history: History) -> Iterator[tuple[str, list[_Raw]]]:
+    """Each trajectory with its records before the range, looked up many at a time: the smaller, the more."""
+    size, done = _FIRST_LOOKUP, 0
+    while done < len(trajectory_ids):
+        batch = trajectory_ids[done : done + size]
+        done += len(batch)
+        found = history.of(batch)
+        size = max(1, min(_MAX_LOOKUP, 4 * size, size * _LOOKUP_BYTES // max(1, found.nbytes)))
         earlier: dict[str, list[_Raw]] = {}
-        for raw in _raws(history.of(batch)):
+        for raw in _raws(found):
             assert raw.trajectory_id is not None, "looked up by trajectory"
             earlier.setdefault(raw.trajectory_id, []).append(raw)
         for trajectory_id in batch:

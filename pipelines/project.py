@@ -28,7 +28,7 @@ from pipelines.garbage import collector_paused
 from pipelines.gate.gate import QualityResult
 from pipelines.plan import Extent, Ranges, end_within, plan_ranges, width
 from pipelines.runner import count, run_beam
-from pipelines.sift import Sifted, Violation, sift
+from pipelines.sift import Violation, sift
 from pipelines.warm import warm_gate, warm_lake
 from schemas.config.pipelines import PipelineConfig
 from schemas.tables import PROJECT_TABLES, PROJECTIONS
@@ -76,14 +76,21 @@ class PartitionHistory:
         return read_run_events(*self._where, streams, self._before, RECORD_COLUMNS)
 
 
-def assemble_shard(lake: Lake, log_id: str, ranges: Ranges) -> tuple[Sifted, list[tuple[str, QualityResult]]]:
-    """Rows of a shard, gated, with what the gate found."""
-    events = lake.table("events")
-    candidates = Candidates(log_id)
-    for partition, (start, end) in sorted(ranges.items()):
-        if start < end:
-            records = scan_range(events, log_id, partition, start, end, RECORD_COLUMNS)
-            assemble(candidates, partition, records, PartitionHistory(events, log_id, partition, start))
+def write_shard(lake: Lake, log_id: str, ranges: Ranges) -> list[ShardFiles]:
+    """Assemble a shard and write its files, without committing them; large ones piece by piece."""
+    events, pieces = lake.table("events"), list[ShardFiles]()
+    candidates = Candidates(log_id, on_full=lambda full: pieces.append(write_candidates(lake, full)))
+    with collector_paused():
+        for partition, (start, end) in sorted(ranges.items()):
+            if start < end:
+                records = scan_range(events, log_id, partition, start, end, RECORD_COLUMNS)
+                assemble(candidates, partition, records, PartitionHistory(events, log_id, partition, start))
+        pieces.append(write_candidates(lake, candidates))
+    return pieces
+
+
+def write_candidates(lake: Lake, candidates: Candidates) -> ShardFiles:
+    """Gate what was assembled and write it."""
     quality: list[tuple[str, QualityResult]] = []
 
     def check(name: str, table: pa.Table) -> Sequence[Violation]:
@@ -91,13 +98,7 @@ def assemble_shard(lake: Lake, log_id: str, ranges: Ranges) -> tuple[Sifted, lis
         quality.extend((name, found) for found in result.quality)
         return result.violations
 
-    return sift(candidates, check), quality
-
-
-def write_shard(lake: Lake, log_id: str, ranges: Ranges) -> ShardFiles:
-    """Assemble a shard and write its files, without committing them."""
-    with collector_paused():
-        sifted, quality = assemble_shard(lake, log_id, ranges)
+    sifted = sift(candidates, check)
     files = {
         name: [lake.table(name).write_file(table)] if table.num_rows else [] for name, table in sifted.tables.items()
     }
@@ -119,10 +120,11 @@ class AssembleFn(beam.DoFn):
         self._log_id = log_id
 
     def process(self, shard: Shard) -> Iterator[tuple[int, ShardFiles]]:
-        """One element: the files of this shard, keyed for the only committer."""
+        """The files of this shard, keyed for the only committer."""
         lake = warm_lake(self._lake_url)
         lake.table("events").refresh()
-        yield 0, write_shard(lake, self._log_id, shard.ranges)
+        for files in write_shard(lake, self._log_id, shard.ranges):
+            yield 0, files
 
 
 class CommitFn(beam.DoFn):

@@ -53,7 +53,7 @@ Check = Callable[[str, pa.Table], Sequence[Violation]]
 
 
 def sift(candidates: Candidates, check: Check) -> Sifted:
-    """Gate candidates.
+    """Take candidates out, through the gate.
 
     Args:
         candidates: From `assemble`.
@@ -74,7 +74,7 @@ def sift(candidates: Candidates, check: Check) -> Sifted:
         _take_out_records(candidates, tables, name, violations)
     tables["quarantine"] = candidates.columns["quarantine"].table()
     tables["steps"] = tables["steps"].drop_columns([field.name for field in CHECK_FIELDS])
-    return Sifted(
+    sifted = Sifted(
         tables={name: in_order(name, tables[name]) for name in PROJECTIONS},
         num_records=candidates.num_records,
         num_bytes=candidates.num_bytes,
@@ -82,6 +82,8 @@ def sift(candidates: Candidates, check: Check) -> Sifted:
         quarantined=candidates.quarantined,
         duplicates=candidates.duplicates,
     )
+    candidates.clear_counts()
+    return sifted
 
 
 def in_order(name: str, table: pa.Table) -> pa.Table:

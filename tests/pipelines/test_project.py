@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from lake.table import Progress
+from pipelines import assemble
 from pipelines.machine import LogEvent
 from pipelines.project import commit_epoch, is_begun, plan_epoch, project_epoch, shards_of, write_shard
 from pipelines.rows import (
@@ -57,6 +58,20 @@ def test_epochs_interleaved_with_ingestion_give_the_same_content(eventful_home: 
     assert sum(row["open_delta"] for row in epochs if row["pipeline"] == "project") == home.reconciliation().open
 
 
+def test_an_epoch_written_piece_by_piece_has_the_same_content(
+    eventful_home: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(assemble, "FULL_BYTES", 5_000)
+    monkeypatch.setattr(assemble, "_LOOKUP_BYTES", 1)
+    home = eventful_home.copy(tmp_path / "home")
+    home.run(max_epoch_records=75)
+    num_epochs = sum(row["pipeline"] == "project" for row in home.rows("epochs"))
+    home.lake.table("steps").refresh()
+    assert len(home.lake.table("steps").data_files()) > num_epochs
+    assert home.hashes() == eventful_home.hashes()
+    assert home.reconciliation() == eventful_home.reconciliation()
+
+
 def test_quality_and_epochs_say_what_each_commit_saw(eventful_home: Any):
     [epoch] = [row for row in eventful_home.rows("epochs") if row["pipeline"] == "project"]
     found = eventful_home.reconciliation()
@@ -93,7 +108,7 @@ def test_an_epoch_that_was_begun_is_finished_before_another_is_planned(new_home:
     home.run(only=["ingest"])
     lake, log_id, end = home.lake, home.log.log_id, len(tape.records)
     progress = Progress("project", log_id, {0: (0, end)})
-    shard = write_shard(lake, log_id, {0: (0, end)})
+    [shard] = write_shard(lake, log_id, {0: (0, end)})
     for name in PROJECT_TABLES[:num_done]:
         lake.table(name).refresh()
         lake.table(name).commit(shard.files.get(name, []), progress=progress)
@@ -117,9 +132,9 @@ def test_a_slower_committer_finds_the_epoch_done_and_leaves_no_file(new_home: Ma
     ranges = {0: (0, len(tape.records))}
     progress = Progress("project", home.log.log_id, ranges)
     fast, slow = (write_shard(home.lake, home.log.log_id, ranges) for _ in range(2))
-    commit_epoch(home.lake, progress, [fast], 0.0)
+    commit_epoch(home.lake, progress, fast, 0.0)
     hashes = home.hashes()
-    assert commit_epoch(home.lake, progress, [slow], 0.0) == -1
+    assert commit_epoch(home.lake, progress, slow, 0.0) == -1
     assert home.hashes() == hashes
     for name in PROJECTIONS:
         live = {file.path for file in home.lake.table(name).data_files()}

@@ -72,7 +72,7 @@ def test_a_rebuild_finishes_an_epoch_that_was_begun_first(new_home: MakeHome, ki
     undisturbed = home.copy(tmp_path / "undisturbed")
     home.run(only=["ingest"])
     log_id, ranges = home.log.log_id, {0: (0, 90)}
-    shard = write_shard(home.lake, log_id, ranges)
+    [shard] = write_shard(home.lake, log_id, ranges)
     for name in PROJECT_TABLES[:num_done]:
         home.lake.table(name).refresh()
         home.lake.table(name).commit(shard.files.get(name, []), progress=Progress("project", log_id, ranges))

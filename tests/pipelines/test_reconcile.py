@@ -82,7 +82,7 @@ def test_it_holds_between_the_commits_of_an_epoch(new_home: Callable[..., Any], 
     project_epoch(home.urls.lake, home.log.log_id, [0, 1], config)
     before = home.reconciliation()
     ranges = plan_epoch(home.lake, home.log.log_id, [0, 1], config)
-    shard = write_shard(home.lake, home.log.log_id, ranges)
+    [shard] = write_shard(home.lake, home.log.log_id, ranges)
     progress = Progress("project", home.log.log_id, ranges)
     files = shard.files | {
         "quality": [],
